@@ -1,0 +1,41 @@
+"""Errors this project raises on purpose.
+
+* IsoprotoError
+  x ConfigError       - a run-config or node-config value is missing, unknown or out of range
+  x DataError         - a data set cannot be found, read, or split as asked
+  x WireError         - a message does not follow the wire schema
+    + SchemaMismatch  - sender and receiver speak different schema versions
+  x StateError        - a checkpoint, run folder or client store cannot be used
+  x FederationError   - a run cannot go on: too few nodes, or nobody answers
+
+Every message stands alone: it says what, which client, what was wanted, what came, and what to do.
+A ClientApp's error reaches the server as one string, without a traceback.
+"""
+
+
+class IsoprotoError(Exception):
+    """Base class of every error raised on purpose."""
+
+
+class ConfigError(IsoprotoError, ValueError):
+    """A setting is missing, unknown or out of range."""
+
+
+class DataError(IsoprotoError, ValueError):
+    """A data set cannot be found, read, or split as asked."""
+
+
+class WireError(IsoprotoError, ValueError):
+    """A message does not follow the wire schema."""
+
+
+class SchemaMismatch(WireError):
+    """Sender and receiver speak different schema versions."""
+
+
+class StateError(IsoprotoError, RuntimeError):
+    """A checkpoint, run folder or client store cannot be used."""
+
+
+class FederationError(IsoprotoError, RuntimeError):
+    """A run cannot go on."""
