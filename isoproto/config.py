@@ -1,0 +1,273 @@
+"""The run configuration: Flower's flat mapping, read once into one frozen dataclass.
+
+Flower hands over ``dict[str, bool | int | float | str]`` (no lists, no ``None``), so a list travels as text
+and "whatever the strategy says" is the word ``auto``. Keys are the field names in kebab-case (``lambda_`` is
+``lambda``). Every default here stands in ``pyproject.toml`` too, since Flower refuses to override a key that
+is not listed there; a test compares the two.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isoproto.errors import ConfigError
+
+Scalar = bool | int | float | str
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a setting may be: one of ``choices``, or a number between ``low`` and ``high``."""
+
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # the lower bound itself is not allowed
+
+    def problem(self, key: str, value: Scalar) -> str | None:
+        if self.choices:
+            if value in self.choices:
+                return None
+            return f"`{key}` must be one of {', '.join(map(repr, self.choices))}, got {value!r}"
+        if isinstance(value, str):
+            return None
+        if math.isfinite(value) and self.low <= value <= self.high and not (self.above and value == self.low):
+            return None
+        low = f"{'>' if self.above else '>='} {self.low:g}" if self.low > -math.inf else ""
+        high = f"<= {self.high:g}" if self.high < math.inf else ""
+        wanted = " and ".join(part for part in (low, high, "finite") if part)
+        return f"`{key}` must be {wanted}, got {value!r}"
+
+
+def _one_of(default: str, *choices: str) -> Any:  # noqa: ANN401 - a dataclass field stands for any type
+    return dataclasses.field(default=default, metadata={"rule": _Rule(choices=choices)})
+
+
+def _number(default: Scalar, low: float, high: float = math.inf, *, above: bool = False) -> Any:  # noqa: ANN401
+    return dataclasses.field(default=default, metadata={"rule": _Rule(low=low, high=high, above=above)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Settings of one run.
+
+    Attributes:
+        strategy: Name in ``STRATEGIES``; a point on the three axes below and what is special to a method.
+        prototypes: Construction of global prototypes; ``auto`` is the strategy's own.
+        alignment: Alignment loss on the client, a name in ``LOSSES`` or ``none``; ``auto`` as above.
+        share: Which weights travel besides; ``auto`` as above.
+        lambda_: Weight of the prototype-level term, dimensionless; ``auto`` is the default of the alignment.
+        gamma: Weight of the instance-level term, likewise.
+        missing: Samples whose class has no global prototype: left out of the instance term (``mask``), or
+            counted with a zero residual (``self``, FedProto; coordinate losses only); ``auto`` as above.
+        proto_source: Where uploaded prototypes come from: a pass in eval mode after training (``post-eval``),
+            or running means in train mode over the ``last-epoch`` or ``all-epochs``.
+        proto_weight: Weight of a client's prototype in the global one: its samples of the class, 1
+            (``uniform``), or all its samples.
+        stale: A class nobody sent this round keeps its last prototype (``keep``) or has none (``drop``).
+        rounds: Rounds of training, >= 0.
+        fraction: Share of the clients that train in a round, in (0, 1].
+        seed: Seed of models, cohorts and batches. The partition has its own.
+        resume: Run folder (or its name under the output folder) of an interrupted run to go on with.
+        init_from: Experiment id whose client models (under the same state folder) are the starting point.
+        data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``.
+        data_dir: Folder with data files; absolute.
+        partition: Name in ``PARTITIONERS``.
+        partition_seed: Seed of the partition and of each client's train/test split.
+        alpha: Concentration of the Dirichlet partitions, > 0.
+        classes_per_client: Classes a client holds under ``shards``.
+        min_samples: Samples every client must at least get, >= 0; 0 allows empty clients.
+        split: ``merged``: official train and test part are pooled, and each client splits its own share;
+            ``official``: clients get their train data from the train part and test data from the test part.
+        test_fraction: Share of a client's data that is its test part under ``split = merged``.
+        models: A family's name, or model names separated by commas; dealt out by partition id.
+        feature_dim: Feature width d that all models have in common.
+        init: ``per-client``: independent initial weights; ``per-architecture``: equal ones where the
+            architecture is equal.
+        epochs: Local epochs E per round, >= 1.
+        batch_size: Mini-batch size B, >= 1.
+        optimizer: Local optimiser, created anew every round.
+        learning_rate: Its step size, > 0.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: Its L2 penalty, >= 0.
+        device: ``auto`` takes a GPU where there is one.
+        evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
+            the last.
+        min_nodes: Nodes to wait for before round 1; 0: all of a simulation, else 2.
+        wait_timeout: Seconds to wait for them.
+        round_timeout: Seconds until a round closes with the replies it has.
+        min_replies: Good replies below which a round counts as empty and changes nothing, >= 1.
+        max_empty_rounds: Empty rounds in a row after which the run is given up, >= 1.
+        min_class_samples: Samples of a class below which a client does not send its prototype, >= 1.
+        min_contributors: Clients below which a class's new prototype is not published, >= 1.
+        max_norm: Largest Euclidean norm of a prototype row that the server accepts.
+        output_dir: Folder of run folders; absolute. Empty: ``$ISOPROTO_HOME/runs``, else the user's data folder.
+        state_dir: Folder of the clients' own models; absolute. Empty: likewise, ``state``.
+    """
+
+    strategy: str = "fedsaf"
+    prototypes: str = _one_of(AUTO, AUTO, "none", "mean")
+    alignment: str = AUTO
+    share: str = _one_of(AUTO, AUTO, "none", "head", "base", "model")
+    lambda_: float | str = _number(AUTO, 0)
+    gamma: float | str = _number(AUTO, 0)
+    missing: str = _one_of(AUTO, AUTO, "mask", "self")
+    proto_source: str = _one_of("post-eval", "post-eval", "last-epoch", "all-epochs")
+    proto_weight: str = _one_of("class_samples", "class_samples", "uniform", "client_samples")
+    stale: str = _one_of("keep", "keep", "drop")
+
+    rounds: int = _number(15, 0)
+    fraction: float = _number(1.0, 0, 1, above=True)
+    seed: int = _number(0, 0)
+    resume: str = ""
+    init_from: str = ""
+
+    data: str = "digits4"
+    data_dir: str = ""
+    partition: str = "domain"
+    partition_seed: int = _number(1, 0)
+    alpha: float = _number(0.1, 0, above=True)
+    classes_per_client: int = _number(2, 1)
+    min_samples: int = _number(2, 0)
+    split: str = _one_of("merged", "merged", "official")
+    test_fraction: float = _number(0.25, 0, 0.9, above=True)
+
+    models: str = "demo4"
+    feature_dim: int = _number(128, 1, 65536)
+    init: str = _one_of("per-client", "per-client", "per-architecture")
+    epochs: int = _number(1, 1)
+    batch_size: int = _number(32, 1)
+    optimizer: str = _one_of("sgd", "sgd", "adam", "adamw")
+    learning_rate: float = _number(0.02, 0)
+    momentum: float = _number(0.9, 0, 0.999)
+    weight_decay: float = _number(0.0, 0)
+    device: str = AUTO
+
+    evaluate_every: int = _number(0, 0)
+    min_nodes: int = _number(0, 0)
+    wait_timeout: float = _number(300.0, 0, above=True)
+    round_timeout: float = _number(3600.0, 0, above=True)
+    min_replies: int = _number(1, 1)
+    max_empty_rounds: int = _number(3, 1)
+    min_class_samples: int = _number(1, 1)
+    min_contributors: int = _number(1, 1)
+    max_norm: float = _number(1e6, 0, above=True)
+
+    output_dir: str = ""
+    state_dir: str = ""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Scalar]) -> "RunConfig":
+        """Read Flower's run config, or say everything that is wrong with it at once.
+
+        An ``int`` is welcome where a ``float`` is meant, a ``bool`` is not welcome where a number is.
+
+        Raises:
+            ConfigError: With every unknown key, wrong type, wrong choice and value out of range.
+
+        Example:
+            >>> RunConfig.from_mapping({"rounds": 3, "lambda": 0.5}).lambda_
+            0.5
+            >>> RunConfig.from_mapping({"round": 3, "seed": "x"})
+            Traceback (most recent call last):
+            isoproto.errors.ConfigError: 2 problems in the run config:
+              unknown key `round` (did you mean `rounds`?)
+              `seed` must be int, got 'x'
+        """
+        problems, found = [], {}
+        for key, value in values.items():
+            field = _FIELDS.get(key)
+            if field is None:
+                close = difflib.get_close_matches(key, _FIELDS, n=1)
+                problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
+            elif (problem := _type_problem(key, field, value)) or (
+                problem := _rule_problem(key, field, value)
+            ):
+                problems.append(problem)
+            else:
+                found[field.name] = float(value) if field.type is float else value
+        problems += _relation_problems(found)
+        if problems:
+            count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise ConfigError("\n  ".join([f"{count} in the run config:", *problems]))
+        return cls(**found)  # type: ignore[arg-type]
+
+    def to_mapping(self) -> dict[str, Scalar]:
+        """Return the flat mapping that ``from_mapping`` reads."""
+        return {key: getattr(self, field.name) for key, field in _FIELDS.items()}
+
+    def changes(self) -> dict[str, Scalar]:
+        """Return only what differs from the defaults.
+
+        Sender and receiver run the same code (their fingerprints are compared), so this says everything.
+        """
+        return {k: v for k, v in self.to_mapping().items() if v != _FIELDS[k].default}
+
+
+_FIELDS: dict[str, "dataclasses.Field[Any]"] = {
+    f.name.rstrip("_").replace("_", "-"): f for f in dataclasses.fields(RunConfig)
+}
+# Paths that name this machine's folders: a process elsewhere cannot resolve a relative one.
+_PATHS = ("data_dir", "output_dir", "state_dir")
+
+
+def _type_problem(key: str, field: "dataclasses.Field[Any]", value: Scalar) -> str | None:
+    if field.type is int and type(value) is not int:
+        return f"`{key}` must be int, got {value!r}"
+    if field.type is float and type(value) not in (int, float):
+        return f"`{key}` must be float, got {value!r}"
+    if field.type is str and type(value) is not str:
+        return f"`{key}` must be text, got {value!r}"
+    if field.type == float | str and (type(value) is bool or (isinstance(value, str) and value != AUTO)):
+        return f"`{key}` must be a number or '{AUTO}', got {value!r}"
+    return None
+
+
+def _rule_problem(key: str, field: "dataclasses.Field[Any]", value: Scalar) -> str | None:
+    rule: _Rule | None = field.metadata.get("rule")
+    return rule.problem(key, value) if rule else None
+
+
+def _relation_problems(found: Mapping[str, Any]) -> Iterable[str]:
+    for name in _PATHS:
+        path = found.get(name, "")
+        if path and not Path(path).expanduser().is_absolute():
+            yield (
+                f"`{name.replace('_', '-')}` must be absolute, got {path!r}: Flower's processes run in another folder"
+            )
+
+
+def read_overrides(texts: Iterable[str]) -> dict[str, Scalar]:
+    """Merge run-config overrides, each ``key=value ...`` or a TOML file; later ones win.
+
+    Raises:
+        ConfigError: If a text or file cannot be read as TOML.
+
+    Example:
+        >>> read_overrides(["rounds=3 partition='dirichlet'", "rounds=5"])
+        {'rounds': 5, 'partition': 'dirichlet'}
+    """
+    from flwr.common.config import flatten_dict, parse_config_args
+
+    merged: dict[str, Scalar] = {}
+    for text in texts:
+        try:
+            if text.endswith(".toml"):
+                with Path(text).expanduser().open("rb") as file:
+                    merged |= flatten_dict(tomllib.load(file))
+            else:
+                merged |= parse_config_args([text])
+        except OSError as err:
+            raise ConfigError(f"cannot read the run-config file {text!r}: {err.strerror}") from err
+        except Exception as err:
+            raise ConfigError(
+                f"cannot read the run config {text!r}: {err}. Write key=value pairs separated by blanks, text in "
+                "quotes: -c \"rounds=3 partition='dirichlet'\", or name a .toml file"
+            ) from err
+    return merged

@@ -1,0 +1,115 @@
+"""Global prototypes: the mean of the clients' class means."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Contribution(NamedTuple):
+    """What one client sent for the classes it holds.
+
+    Attributes:
+        class_ids: Classes, strictly increasing, shape ``[P]``, int64.
+        means: Their class means, shape ``[P, d]``.
+        counts: Samples behind each mean, shape ``[P]``, int64, >= 1.
+        samples: All the client's training samples.
+    """
+
+    class_ids: Tensor
+    means: Tensor
+    counts: Tensor
+    samples: int
+
+
+class GlobalPrototypes(NamedTuple):
+    """One vector per class that somebody holds.
+
+    Attributes:
+        vectors: Shape ``[C, d]``, float32; rows of classes that are not present are zero.
+        present: Which classes have one, shape ``[C]``, bool.
+        holders: Clients that contributed to each class this round, shape ``[C]``, int64.
+    """
+
+    vectors: Tensor
+    present: Tensor
+    holders: Tensor
+
+
+def average_prototypes(
+    contributions: Sequence[Contribution], num_classes: int, width: int, *, weighting: str = "class_samples"
+) -> GlobalPrototypes:
+    r"""Average the clients' class means.
+
+    .. math::
+        P_g^c = \frac{\sum_{i: c \in C_i} \omega_i^c P_i^c}{\sum_{i: c \in C_i} \omega_i^c}
+
+    Reference: FedSAF, Eq. 3, with the sum over the clients that hold the class (over all clients, as
+    printed, absent classes would count as zero vectors).
+
+    Args:
+        contributions: In a fixed order (sorted by client), so that the sum is the same to the last bit.
+        num_classes: C.
+        width: d.
+        weighting: :math:`\omega`: ``class_samples`` is :math:`n_i^c`, ``uniform`` is 1, ``client_samples``
+            is :math:`n_i`.
+
+    Returns:
+        Means in float32 of sums in float64.
+
+    Example:
+        Means (1, 2), (3, -1), (0, 4) of 10, 30 and 60 samples:
+
+        >>> one = torch.tensor([0])
+        >>> rows = [([1.0, 2.0], 10), ([3.0, -1.0], 30), ([0.0, 4.0], 60)]
+        >>> sent = [Contribution(one, torch.tensor([p]), torch.tensor([n]), n) for p, n in rows]
+        >>> average_prototypes(sent, 1, 2).vectors
+        tensor([[1.0000, 2.3000]])
+        >>> average_prototypes(sent, 1, 2, weighting="uniform").vectors
+        tensor([[1.3333, 1.6667]])
+    """
+    total = torch.zeros(num_classes, width, dtype=torch.float64)
+    weight = torch.zeros(num_classes, dtype=torch.float64)
+    holders = torch.zeros(num_classes, dtype=torch.int64)
+    if contributions:
+        ids = torch.cat([c.class_ids for c in contributions])
+        means = torch.cat([c.means for c in contributions]).double()
+        omega = torch.cat([_weights(c, weighting) for c in contributions])
+        total.index_add_(0, ids, means * omega.unsqueeze(1))
+        weight.index_add_(0, ids, omega)
+        holders = torch.bincount(ids, minlength=num_classes)
+    vectors = total / torch.where(weight > 0, weight, 1.0).unsqueeze(1)
+    return GlobalPrototypes(vectors.float(), weight > 0, holders)
+
+
+def _weights(contribution: Contribution, weighting: str) -> Tensor:
+    if weighting == "class_samples":
+        return contribution.counts.double()
+    value = 1.0 if weighting == "uniform" else float(contribution.samples)
+    return torch.full_like(contribution.counts, value, dtype=torch.float64)
+
+
+def average_tensors(states: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    r"""Average models by name: :math:`w = \sum_i n_i w_i / \sum_i n_i`, buffers included.
+
+    Whole-number buffers (BatchNorm's batch counter) take the largest value: their mean means nothing.
+
+    Args:
+        states: Tensors by name, the same names and shapes in each; at least one.
+        weights: One number > 0 per state.
+
+    Example:
+        >>> average_tensors([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [3, 1])
+        {'w': tensor([1.])}
+    """
+    share = torch.tensor(weights, dtype=torch.float64)
+    share /= share.sum()
+    average = {}
+    for name, first in states[0].items():
+        stacked = torch.stack([state[name] for state in states])
+        if first.is_floating_point():
+            average[name] = torch.tensordot(share, stacked.double(), dims=1).to(first.dtype)
+        else:
+            average[name] = stacked.amax(dim=0)
+    return average

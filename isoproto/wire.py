@@ -1,0 +1,616 @@
+"""What travels between server and clients: schema 1. The only module that knows record names and keys.
+
+See ``docs/wire-schema.md``. Decoding trusts nothing: the length of an array's bytes, its declared shape and
+its own header must agree before anything is decoded, since the library compares none of them (a forged header
+alone makes NumPy ask for gigabytes).
+"""
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from torch import Tensor
+
+from isoproto.config import Scalar
+from isoproto.errors import SchemaMismatch, WireError
+from isoproto.prototypes import Contribution
+
+SCHEMA_VERSION = 1
+
+_CONFIG, _SETTINGS, _ARRAYS, _MODEL, _METRICS = "config", "settings", "arrays", "model", "metrics"
+_TEXT_LIMIT = 4096  # characters of a name or reason that a peer may make us store
+_COUNT_LIMIT = 2**40  # more samples than a client can hold
+
+LOSSES = ("cross-entropy", "prototype", "instance", "total")
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+Spec = dict[str, tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What the server asks every node once a run.
+
+    Attributes:
+        experiment: Id that client states are filed under; made at the first start, kept by resume.
+        fingerprint: Digest of the server's code.
+        settings: The run configuration where it differs from the defaults.
+    """
+
+    experiment: str
+    fingerprint: str
+    settings: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientInfo:
+    """What a client says of itself.
+
+    Attributes:
+        client: Stable name: the partition id as text in simulation, else the node's own name.
+        model: Architecture.
+        feature_dim: Feature width d.
+        classes: The class list it labels by.
+        train_counts: Training samples of each class.
+        test_counts: Test samples of each class.
+        domain: Domain of its data, or empty.
+        partitions: Number of partitions that its node was told of; 0 on a real device.
+        fingerprint: Digest of the code that answered.
+        folder: Where that code lies on the client.
+        shared: Names, dtypes and shapes of the weights that it would share.
+    """
+
+    client: str
+    model: str
+    feature_dim: int
+    classes: tuple[str, ...]
+    train_counts: tuple[int, ...]
+    test_counts: tuple[int, ...]
+    domain: str = ""
+    partitions: int = 0
+    fingerprint: str = ""
+    folder: str = ""
+    shared: Spec = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """What a client needs to train or to be evaluated.
+
+    Attributes:
+        experiment: As in the query.
+        server_round: The round, >= 1 for training; for evaluation the last round that is over.
+        settings: As in the query.
+        prototypes: Global prototypes ``[C, d]``, float32, or ``None`` before there are any.
+        present: Which classes have one, ``[C]``, bool; ``None`` likewise.
+        shared: Averaged weights by name; empty unless the strategy shares some.
+    """
+
+    experiment: str
+    server_round: int
+    settings: Mapping[str, Scalar]
+    prototypes: Tensor | None = None
+    present: Tensor | None = None
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Own-model accuracy on a client's test part.
+
+    Attributes:
+        correct: Samples that the client's own model gets right by its head.
+        total: Test samples.
+        correct_prototype: Samples right by the nearest global prototype; ``None`` without prototypes.
+        class_correct: ``correct`` by class, ``[C]``.
+        class_total: ``total`` by class, ``[C]``.
+    """
+
+    correct: int
+    total: int
+    correct_prototype: int | None = None
+    class_correct: tuple[int, ...] = ()
+    class_total: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainReply:
+    """What a client sends after local training.
+
+    Attributes:
+        contribution: Class means of the classes it holds.
+        scatter: Mean squared distance of a feature from its class mean, >= 0.
+        shared: Its weights by name, if the strategy shares some.
+        losses: Mean loss terms of the last epoch by name in ``LOSSES``.
+        before: Accuracy before training, with what the server sent installed.
+        after: Accuracy after training.
+        seconds: Time the client spent on the message.
+    """
+
+    contribution: Contribution
+    scatter: float
+    losses: Mapping[str, float]
+    before: Evaluation
+    after: Evaluation
+    seconds: float
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the server holds a reply against.
+
+    Attributes:
+        client: Name of the client that was asked.
+        experiment: As sent.
+        server_round: As sent.
+        num_classes: C.
+        feature_dim: d.
+        max_norm: Largest norm of a prototype row.
+        shared: Names, dtypes and shapes of shared weights; empty if none may come.
+    """
+
+    client: str
+    experiment: str
+    server_round: int
+    num_classes: int
+    feature_dim: int
+    max_norm: float = math.inf
+    shared: Spec = field(default_factory=dict)
+
+
+def class_digest(classes: Sequence[str]) -> str:
+    """Return 16 hex digits that stand for a class list and its order."""
+    return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()[:16]
+
+
+def tensor_spec(tensors: Mapping[str, Tensor]) -> Spec:
+    """Return name, dtype and shape of each tensor."""
+    return {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+
+
+def serialised_bytes(content: RecordDict) -> int:
+    """Return the size of a message's content in bytes as protobuf writes it."""
+    return int(recorddict_to_proto(content).ByteSize())
+
+
+# Writing
+
+
+def write_query(query: Query) -> RecordDict:
+    """Encode a query."""
+    config = {"schema": SCHEMA_VERSION, "experiment": query.experiment, "fingerprint": query.fingerprint}
+    return RecordDict({_CONFIG: ConfigRecord(config), _SETTINGS: ConfigRecord(dict(query.settings))})
+
+
+def write_client_info(info: ClientInfo) -> RecordDict:
+    """Encode the answer to a query."""
+    config = ConfigRecord(
+        {
+            "schema": SCHEMA_VERSION,
+            "client": info.client,
+            "model": info.model,
+            "feature-dim": info.feature_dim,
+            "classes": list(info.classes),
+            "classes-digest": class_digest(info.classes),
+            "train-counts": list(info.train_counts),
+            "test-counts": list(info.test_counts),
+            "domain": info.domain,
+            "partitions": info.partitions,
+            "fingerprint": info.fingerprint,
+            "folder": info.folder,
+            "shared": json.dumps(info.shared),
+        }
+    )
+    return RecordDict({_CONFIG: config})
+
+
+def write_broadcast(broadcast: Broadcast) -> RecordDict:
+    """Encode a train or evaluate message."""
+    config = {
+        "schema": SCHEMA_VERSION,
+        "experiment": broadcast.experiment,
+        "round": broadcast.server_round,
+    }
+    content = RecordDict({_CONFIG: ConfigRecord(config), _SETTINGS: ConfigRecord(dict(broadcast.settings))})
+    if broadcast.prototypes is not None and broadcast.present is not None:
+        content[_ARRAYS] = ArrayRecord(
+            {
+                "prototypes": _array(broadcast.prototypes, torch.float32),
+                "present": _array(broadcast.present, torch.uint8),
+            }
+        )
+    if broadcast.shared:
+        content[_MODEL] = ArrayRecord({name: _array(t, t.dtype) for name, t in broadcast.shared.items()})
+    return content
+
+
+def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
+    """Encode what a client sends after training on ``broadcast``."""
+    sent = reply.contribution
+    content = RecordDict(
+        {
+            _CONFIG: _reply_config(broadcast, client),
+            _ARRAYS: ArrayRecord(
+                {
+                    "class-ids": _array(sent.class_ids, torch.int32),
+                    "proto": _array(sent.means, torch.float32),
+                    "count": _array(sent.counts, torch.int64),
+                }
+            ),
+            _METRICS: MetricRecord(
+                {
+                    "samples": sent.samples,
+                    "scatter": reply.scatter,
+                    "seconds": reply.seconds,
+                    **{f"loss-{name}": reply.losses.get(name, 0.0) for name in LOSSES},
+                    **_evaluation_metrics("before", reply.before),
+                    **_evaluation_metrics("after", reply.after),
+                }
+            ),
+        }
+    )
+    if reply.shared:
+        content[_MODEL] = ArrayRecord({name: _array(t, t.dtype) for name, t in reply.shared.items()})
+    return content
+
+
+def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: str) -> RecordDict:
+    """Encode a client's accuracy."""
+    metrics = {
+        **_evaluation_metrics("after", evaluation),
+        "class-correct": list(evaluation.class_correct),
+        "class-total": list(evaluation.class_total),
+    }
+    return RecordDict({_CONFIG: _reply_config(broadcast, client), _METRICS: MetricRecord(metrics)})
+
+
+def contribution_bytes(contribution: Contribution) -> int:
+    """Return the payload of a reply's rows in bytes: ids, float32 rows and counts, without any framing."""
+    rows, width = contribution.means.shape
+    return rows * (4 + 4 * width + 8)
+
+
+def _reply_config(broadcast: Broadcast, client: str) -> ConfigRecord:
+    return ConfigRecord(
+        {
+            "schema": SCHEMA_VERSION,
+            "experiment": broadcast.experiment,
+            "round": broadcast.server_round,
+            "client": client,
+        }
+    )
+
+
+def _evaluation_metrics(moment: str, evaluation: Evaluation) -> dict[str, int]:
+    prototype = evaluation.correct_prototype
+    return {
+        f"{moment}-correct": evaluation.correct,
+        f"{moment}-total": evaluation.total,
+        f"{moment}-correct-prototype": -1 if prototype is None else prototype,
+    }
+
+
+def _array(tensor: Tensor, dtype: torch.dtype) -> Array:
+    return Array(np.ascontiguousarray(tensor.detach().to("cpu", dtype).numpy()))
+
+
+# Reading
+
+
+def read_query(content: RecordDict) -> Query:
+    """Decode a query, on the client.
+
+    Raises:
+        SchemaMismatch: If the server speaks another schema version.
+        WireError: If it is not a query of ours.
+    """
+    config = _record(content, _CONFIG, ConfigRecord)
+    _check_schema(config)
+    return Query(
+        experiment=_text(config, "experiment"),
+        fingerprint=_text(config, "fingerprint"),
+        settings=_settings(content),
+    )
+
+
+def read_client_info(content: RecordDict) -> ClientInfo:
+    """Decode and check the answer to a query.
+
+    Raises:
+        SchemaMismatch: If the client speaks another schema version.
+        WireError: If a field is missing or cannot be.
+    """
+    config = _record(content, _CONFIG, ConfigRecord)
+    _check_schema(config)
+    classes = config.get("classes")
+    if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
+        raise WireError(f"config 'classes': expected a list of class names, got {_shown(classes)}")
+    info = ClientInfo(
+        client=_text(config, "client"),
+        model=_text(config, "model"),
+        feature_dim=_integer(config, "feature-dim", 1),
+        classes=tuple(classes),
+        train_counts=_integers(config, "train-counts", len(classes)),
+        test_counts=_integers(config, "test-counts", len(classes)),
+        domain=_text(config, "domain"),
+        partitions=_integer(config, "partitions", 0),
+        fingerprint=_text(config, "fingerprint"),
+        folder=_text(config, "folder"),
+        shared=_read_spec(config),
+    )
+    if not info.client:
+        raise WireError("config 'client': expected a name, got an empty one")
+    if config.get("classes-digest") != class_digest(info.classes):
+        raise WireError("config 'classes-digest' does not belong to the class list beside it")
+    return info
+
+
+def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -> Broadcast:
+    """Decode and check a train or evaluate message, on the client.
+
+    Raises:
+        SchemaMismatch: If the server speaks another schema version.
+        WireError: If an array has another shape or dtype than this client's classes and width ask for, or
+            holds NaN or infinity.
+    """
+    config = _record(content, _CONFIG, ConfigRecord)
+    _check_schema(config)
+    prototypes = present = None
+    if _ARRAYS in content:
+        arrays = _record(content, _ARRAYS, ArrayRecord)
+        prototypes = _tensor(arrays, "prototypes", "float32", (num_classes, feature_dim))
+        present = _tensor(arrays, "present", "uint8", (num_classes,)).bool()
+        if not bool(torch.isfinite(prototypes[present]).all()):
+            raise WireError(
+                "array 'prototypes' from the server holds NaN or infinity; this client does not train on it"
+            )
+    shared = {}
+    if _MODEL in content:
+        record = _record(content, _MODEL, ArrayRecord)
+        shared = {name: _tensor(record, name, array.dtype, array.shape) for name, array in record.items()}
+        _check_finite(shared, "from the server")
+    return Broadcast(
+        experiment=_text(config, "experiment"),
+        server_round=_integer(config, "round", 0),
+        settings=_settings(content),
+        prototypes=prototypes,
+        present=present,
+        shared=shared,
+    )
+
+
+def read_settings(content: RecordDict) -> dict[str, Scalar]:
+    """Return the settings in a query, train or evaluate message: needed before its arrays can be checked."""
+    return _settings(content)
+
+
+def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
+    """Decode and check a training reply: schema, round, arrays, finiteness, classes, counts, norms.
+
+    Raises:
+        SchemaMismatch: If the client speaks another schema version.
+        WireError: On anything else that cannot be; the text names the array or metric.
+    """
+    _check_reply_config(content, expected)
+    arrays = _record(content, _ARRAYS, ArrayRecord)
+    extra = set(arrays) - {"class-ids", "proto", "count"}
+    if extra:
+        raise WireError(f"unexpected arrays {sorted(extra)!r:.200}")
+    rows = _leading(arrays, "class-ids", expected.num_classes)
+    ids = _tensor(arrays, "class-ids", "int32", (rows,)).long()
+    means = _tensor(arrays, "proto", "float32", (rows, expected.feature_dim))
+    counts = _tensor(arrays, "count", "int64", (rows,))
+    _check_rows(ids, means, counts, expected)
+    metrics = _record(content, _METRICS, MetricRecord)
+    samples = _integer(metrics, "samples", 0)
+    if int(counts.sum()) > samples:
+        raise WireError(
+            f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}"
+        )
+    return TrainReply(
+        contribution=Contribution(ids, means, counts, samples),
+        scatter=_finite(metrics, "scatter", 0.0),
+        losses={name: _finite(metrics, f"loss-{name}") for name in LOSSES},
+        before=_read_evaluation(metrics, "before"),
+        after=_read_evaluation(metrics, "after"),
+        seconds=_finite(metrics, "seconds", 0.0),
+        shared=_read_shared(content, expected.shared),
+    )
+
+
+def read_evaluate_reply(content: RecordDict, expected: Expected) -> Evaluation:
+    """Decode and check an evaluation reply.
+
+    Raises:
+        SchemaMismatch: If the client speaks another schema version.
+        WireError: On anything else that cannot be.
+    """
+    _check_reply_config(content, expected)
+    metrics = _record(content, _METRICS, MetricRecord)
+    evaluation = _read_evaluation(metrics, "after")
+    return Evaluation(
+        correct=evaluation.correct,
+        total=evaluation.total,
+        correct_prototype=evaluation.correct_prototype,
+        class_correct=_integers(metrics, "class-correct", expected.num_classes),
+        class_total=_integers(metrics, "class-total", expected.num_classes),
+    )
+
+
+def _check_schema(config: ConfigRecord) -> None:
+    schema = config.get("schema")
+    if schema != SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"message uses wire schema {_shown(schema)}, this side speaks {SCHEMA_VERSION}; "
+            "update the older side's copy of isoproto"
+        )
+
+
+def _check_reply_config(content: RecordDict, expected: Expected) -> None:
+    config = _record(content, _CONFIG, ConfigRecord)
+    _check_schema(config)
+    for key, wanted in (
+        ("experiment", expected.experiment),
+        ("round", expected.server_round),
+        ("client", expected.client),
+    ):
+        if config.get(key) != wanted:
+            raise WireError(f"config '{key}': expected {wanted!r}, got {_shown(config.get(key))}")
+
+
+def _check_rows(ids: Tensor, means: Tensor, counts: Tensor, expected: Expected) -> None:
+    if not bool(torch.isfinite(means).all()):
+        raise WireError(
+            f"array 'proto' holds NaN or infinity, shape {tuple(means.shape)}; the model has diverged"
+        )
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= expected.num_classes):
+        raise WireError(
+            f"array 'class-ids': expected 0..{expected.num_classes - 1}, got {ids.tolist()!r:.200}"
+        )
+    if bool((ids.diff() <= 0).any()):
+        raise WireError(f"array 'class-ids': expected strictly increasing ids, got {ids.tolist()!r:.200}")
+    if len(counts) and (int(counts.min()) < 1 or int(counts.max()) > _COUNT_LIMIT):
+        raise WireError(f"array 'count': expected 1..{_COUNT_LIMIT}, got {counts.tolist()!r:.200}")
+    # In float64: the square of a float32 beyond 1e19 is infinite.
+    norms = means.double().norm(dim=1)
+    if len(norms) and float(norms.max()) > expected.max_norm:
+        worst = int(norms.argmax())
+        raise WireError(
+            f"array 'proto': row of class {int(ids[worst])} has norm {float(norms[worst]):.3g}, "
+            f"`max-norm` is {expected.max_norm:.3g}"
+        )
+
+
+def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise WireError(f"array {name!r:.200} {where} holds NaN or infinity, shape {tuple(tensor.shape)}")
+
+
+def _record(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    record = content.get(name)
+    if not isinstance(record, kind):
+        raise WireError(
+            f"no {kind.__name__} '{name}' in the message: it does not come from isoproto (records: {list(content)!r:.200})"
+        )
+    return record
+
+
+def _settings(content: RecordDict) -> dict[str, Scalar]:
+    record = _record(content, _SETTINGS, ConfigRecord)
+    return {k: v for k, v in record.items() if isinstance(v, bool | int | float | str)}
+
+
+def _leading(arrays: ArrayRecord, name: str, limit: int) -> int:
+    shape = arrays[name].shape if name in arrays else ()
+    if len(shape) != 1 or not 0 <= shape[0] <= limit:
+        raise WireError(f"array '{name}': expected at most {limit} entries, got shape {shape!r:.200}")
+    return int(shape[0])
+
+
+def _tensor(arrays: ArrayRecord, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Decode one array after its declared shape, its header and its length have been found to agree."""
+    array = arrays.get(name)
+    if array is None:
+        raise WireError(f"array '{name}' is missing; arrays: {list(arrays)!r:.200}")
+    if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != shape:
+        raise WireError(
+            f"array {name!r:.200}: expected {dtype} {shape}, got {array.dtype!r:.40} {tuple(array.shape)!r:.200}"
+        )
+    stream = io.BytesIO(array.data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise ValueError(f"npy version {version}")
+        inner_shape, fortran, inner_dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception as err:  # whatever a forged header raises while NumPy parses it
+        raise WireError(f"array {name!r:.200}: its header cannot be read ({type(err).__name__})") from err
+    wanted = np.dtype(dtype).newbyteorder("<")
+    offset, length = stream.tell(), math.prod(shape) * wanted.itemsize
+    if inner_shape != shape or inner_dtype != wanted or (fortran and len(shape) > 1):
+        raise WireError(
+            f"array {name!r:.200}: declared {dtype} {shape}, but its header says {inner_dtype} {inner_shape!r:.200}"
+        )
+    if len(array.data) - offset != length:
+        raise WireError(
+            f"array {name!r:.200}: expected {length} bytes of data, got {len(array.data) - offset}"
+        )
+    values = np.frombuffer(array.data, dtype=wanted, offset=offset).reshape(shape)
+    return torch.from_numpy(values.copy())
+
+
+def _read_shared(content: RecordDict, spec: Spec) -> dict[str, Tensor]:
+    if not spec:
+        if _MODEL in content:
+            raise WireError("the reply carries weights, but this strategy shares none")
+        return {}
+    record = _record(content, _MODEL, ArrayRecord)
+    if set(record) != set(spec):
+        differing = sorted(set(record) ^ set(spec))
+        raise WireError(f"shared weights: names differ from the federation's: {differing!r:.200}")
+    shared = {name: _tensor(record, name, dtype, shape) for name, (dtype, shape) in spec.items()}
+    _check_finite(shared, "among the shared weights")
+    return shared
+
+
+def _read_evaluation(metrics: MetricRecord, moment: str) -> Evaluation:
+    correct = _integer(metrics, f"{moment}-correct", 0)
+    total = _integer(metrics, f"{moment}-total", 0)
+    prototype = _integer(metrics, f"{moment}-correct-prototype", -1)
+    if max(correct, prototype) > total:
+        raise WireError(f"metric '{moment}-correct': {max(correct, prototype)} right of {total} samples")
+    return Evaluation(correct=correct, total=total, correct_prototype=None if prototype < 0 else prototype)
+
+
+def _read_spec(config: ConfigRecord) -> Spec:
+    try:
+        spec = json.loads(_text(config, "shared", limit=2**20))
+        return {str(name): (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in spec.items()}
+    except (ValueError, TypeError, AttributeError) as err:
+        raise WireError("config 'shared': expected names, dtypes and shapes as JSON") from err
+
+
+def _text(config: ConfigRecord, key: str, limit: int = _TEXT_LIMIT) -> str:
+    value = config.get(key)
+    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+        raise WireError(f"config '{key}': expected up to {limit} printable characters, got {_shown(value)}")
+    return value
+
+
+def _integer(record: ConfigRecord | MetricRecord, key: str, low: int) -> int:
+    value = record.get(key)
+    if type(value) is not int or not low <= value <= _COUNT_LIMIT:
+        raise WireError(f"'{key}': expected a whole number >= {low}, got {_shown(value)}")
+    return value
+
+
+def _integers(record: ConfigRecord | MetricRecord, key: str, length: int) -> tuple[int, ...]:
+    value = record.get(key)
+    if (
+        not isinstance(value, list)
+        or len(value) != length
+        or not all(type(v) is int and 0 <= v <= _COUNT_LIMIT for v in value)
+    ):
+        raise WireError(f"'{key}': expected {length} whole numbers >= 0, got {_shown(value)}")
+    return tuple(int(v) for v in value)
+
+
+def _finite(metrics: MetricRecord, key: str, low: float = -math.inf) -> float:
+    value = metrics.get(key)
+    if type(value) not in (int, float) or not math.isfinite(value) or value < low:  # type: ignore[arg-type,operator]
+        raise WireError(f"metric '{key}': expected a finite number, got {_shown(value)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _shown(value: object) -> str:
+    """A peer's value for an error text: short, one line, no control characters."""
+    return f"{value!r:.80}"
