@@ -186,9 +186,7 @@ class RunConfig:
             if field is None:
                 close = difflib.get_close_matches(key, _FIELDS, n=1)
                 problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
-            elif (problem := _type_problem(key, field, value)) or (
-                problem := _rule_problem(key, field, value)
-            ):
+            elif (problem := _type_problem(key, field, value)) or (problem := _rule_problem(key, field, value)):
                 problems.append(problem)
             else:
                 found[field.name] = float(value) if field.type is float else value

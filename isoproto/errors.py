@@ -29,7 +29,7 @@ class WireError(IsoprotoError, ValueError):
     """A message does not follow the wire schema."""
 
 
-class SchemaMismatch(WireError):
+class SchemaMismatch(WireError):  # noqa: N818 - what it is, not that it is one
     """Sender and receiver speak different schema versions."""
 
 

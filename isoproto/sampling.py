@@ -16,9 +16,7 @@ def client_order(client: str) -> tuple[int, int, str]:
     return (0, int(client), "") if client.isdecimal() else (1, 0, client)
 
 
-def cohort(
-    clients: Sequence[str], fraction: float, *, seed: int, server_round: int, minimum: int = 1
-) -> list[str]:
+def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: int, minimum: int = 1) -> list[str]:
     """Draw the clients that train in a round, uniformly and without replacement.
 
     Flower's node ids change with every run, so clients are drawn by their stable names, in sorted order:

@@ -413,9 +413,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     metrics = _record(content, _METRICS, MetricRecord)
     samples = _integer(metrics, "samples", 0)
     if int(counts.sum()) > samples:
-        raise WireError(
-            f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}"
-        )
+        raise WireError(f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}")
     return TrainReply(
         contribution=Contribution(ids, means, counts, samples),
         scatter=_finite(metrics, "scatter", 0.0),
@@ -469,13 +467,9 @@ def _check_reply_config(content: RecordDict, expected: Expected) -> None:
 
 def _check_rows(ids: Tensor, means: Tensor, counts: Tensor, expected: Expected) -> None:
     if not bool(torch.isfinite(means).all()):
-        raise WireError(
-            f"array 'proto' holds NaN or infinity, shape {tuple(means.shape)}; the model has diverged"
-        )
+        raise WireError(f"array 'proto' holds NaN or infinity, shape {tuple(means.shape)}; the model has diverged")
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= expected.num_classes):
-        raise WireError(
-            f"array 'class-ids': expected 0..{expected.num_classes - 1}, got {ids.tolist()!r:.200}"
-        )
+        raise WireError(f"array 'class-ids': expected 0..{expected.num_classes - 1}, got {ids.tolist()!r:.200}")
     if bool((ids.diff() <= 0).any()):
         raise WireError(f"array 'class-ids': expected strictly increasing ids, got {ids.tolist()!r:.200}")
     if len(counts) and (int(counts.min()) < 1 or int(counts.max()) > _COUNT_LIMIT):
@@ -500,7 +494,7 @@ def _record(content: RecordDict, name: str, kind: type[Record]) -> Record:
     record = content.get(name)
     if not isinstance(record, kind):
         raise WireError(
-            f"no {kind.__name__} '{name}' in the message: it does not come from isoproto (records: {list(content)!r:.200})"
+            f"no {kind.__name__} '{name}' in the message: it is none of isoproto's (records: {list(content)!r:.200})"
         )
     return record
 
@@ -541,9 +535,7 @@ def _tensor(arrays: ArrayRecord, name: str, dtype: str, shape: tuple[int, ...]) 
             f"array {name!r:.200}: declared {dtype} {shape}, but its header says {inner_dtype} {inner_shape!r:.200}"
         )
     if len(array.data) - offset != length:
-        raise WireError(
-            f"array {name!r:.200}: expected {length} bytes of data, got {len(array.data) - offset}"
-        )
+        raise WireError(f"array {name!r:.200}: expected {length} bytes of data, got {len(array.data) - offset}")
     values = np.frombuffer(array.data, dtype=wanted, offset=offset).reshape(shape)
     return torch.from_numpy(values.copy())
 

@@ -1,0 +1,1 @@
+"""The client's half: answers queries, trains its own model, evaluates it."""

@@ -1,0 +1,205 @@
+"""Local training, statistics and evaluation: plain torch, no Flower."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from isoproto.class_sums import ClassSums
+from isoproto.data import ClientData, to_float
+from isoproto.losses import AlignmentLoss, alignment_terms
+from models import FeatureModel
+
+# Samples per forward pass without gradients: large enough to fill the cores' caches, small enough for a device.
+_EVAL_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """How a client trains in a round; names as in ``RunConfig``."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    proto_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """What the client is aligned to in a round.
+
+    Attributes:
+        loss: Entry of ``LOSSES``.
+        target: What ``loss.target`` made of the global prototypes, once.
+        present: Which classes have a global prototype, ``[C]``, bool.
+        lambda_: Weight of the prototype-level term.
+        gamma: Weight of the instance-level term.
+        missing: What becomes of samples without a global prototype, see ``alignment_terms``.
+    """
+
+    loss: AlignmentLoss
+    target: Tensor
+    present: Tensor
+    lambda_: float
+    gamma: float
+    missing: Literal["mask", "self"] = "mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Class sums of features and their scatter about the class means.
+
+    Attributes:
+        sums: Sum and count of the features of each class.
+        squares: Sum of squared feature norms over all samples, shape ``[]``, float64.
+    """
+
+    sums: ClassSums
+    squares: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, num_classes: int) -> "Statistics":
+        """Summarise ``features`` ``[B, d]`` with ``labels`` ``[B]``."""
+        return cls(ClassSums.of(features, labels, num_classes), features.double().square().sum())
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        return Statistics(self.sums + other.sums, self.squares + other.squares)
+
+    def scatter(self) -> float:
+        r"""Return :math:`\sum_i \|z_i - P^{y_i}\|^2 / \max(1, n - |U|)`, U the classes held."""
+        between = (self.sums.mean().double().square().sum(dim=1) * self.sums.count).sum()
+        freedom = int(self.sums.count.sum()) - int(self.sums.present.sum())
+        return max(0.0, float(self.squares - between)) / max(1, freedom)
+
+
+def batches(samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield index batches over a fresh permutation; a last batch of one joins the one before it.
+
+    BatchNorm cannot train on a single sample, and dropping the sample would lose it in small clients.
+
+    Example:
+        >>> [len(b) for b in batches(7, 3, torch.Generator().manual_seed(0))]
+        [3, 4]
+        >>> [len(b) for b in batches(1, 3, torch.Generator().manual_seed(0))]
+        [1]
+    """
+    order = torch.randperm(samples, generator=generator)
+    starts = list(range(0, samples, size))
+    if len(starts) > 1 and samples - starts[-1] == 1:
+        starts.pop()
+    for start, end in zip(starts, [*starts[1:], samples], strict=True):
+        yield order[start:end]
+
+
+def make_optimizer(model: nn.Module, settings: LocalSettings) -> torch.optim.Optimizer:
+    """Return the local optimiser; it is made anew every round, its momentum does not survive one."""
+    parameters, rate, decay = model.parameters(), settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, weight_decay=decay)
+
+
+def train(
+    model: FeatureModel,
+    data: ClientData,
+    settings: LocalSettings,
+    alignment: Alignment | None,
+    generator: torch.Generator,
+) -> tuple[dict[str, float], Statistics | None]:
+    r"""Train for some local epochs.
+
+    .. math::
+        L = CE(h(z), y) + \lambda L_{proto} + \gamma L_{inst}
+
+    Reference: FedSAF, Eq. 19. Without global prototypes ``alignment`` is ``None`` and the loss is CE alone.
+
+    Args:
+        model: Trained in place; on the device that the data are moved to.
+        data: The client's data; at least one training sample.
+        settings: Epochs, batches, optimiser.
+        alignment: What to align to.
+        generator: Source of the batch order.
+
+    Returns:
+        Mean loss terms of the last epoch, and running class statistics of its features if
+        ``settings.proto_source`` asks for them.
+    """
+    device = next(model.parameters()).device
+    samples = len(data.train_y)
+    # A single sample has no batch statistics: its model trains on the running ones.
+    model.train(samples > 1)
+    optimizer = make_optimizer(model, settings)
+    totals = torch.zeros(4, device=device)
+    running: Statistics | None = None
+    for epoch in range(settings.epochs):
+        last = epoch == settings.epochs - 1
+        for index in batches(samples, settings.batch_size, generator):
+            x = to_float(data.train_x[index].to(device))
+            y = data.train_y[index].to(device)
+            features = model.features(x)
+            loss = functional.cross_entropy(model.head(features), y)
+            terms = [loss]
+            if alignment is not None:
+                prototype, instance = alignment_terms(
+                    alignment.loss,
+                    features,
+                    y,
+                    alignment.target,
+                    alignment.present,
+                    missing=alignment.missing,
+                )
+                loss = loss + alignment.lambda_ * prototype + alignment.gamma * instance
+                terms += [prototype, instance]
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            if last:
+                values = torch.stack([*terms, *[torch.zeros_like(loss)] * (3 - len(terms)), loss])
+                totals += values.detach() * len(index)
+            if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
+                seen = Statistics.of(features.detach(), y, len(data.classes))
+                running = seen if running is None else running + seen
+    means = (totals / samples).tolist()
+    return dict(zip(("cross-entropy", "prototype", "instance", "total"), means, strict=True)), running
+
+
+@torch.no_grad()
+def extract(model: FeatureModel, x: Tensor) -> Tensor:
+    """Return the features ``[n, d]`` of pictures ``x`` ``[n, ...]``, uint8, in eval mode."""
+    model.eval()
+    device = next(model.parameters()).device
+    parts = [model.features(to_float(part.to(device))) for part in x.split(_EVAL_BATCH)]
+    return torch.cat(parts) if parts else torch.zeros(0, model.width, device=device)
+
+
+@torch.no_grad()
+def count_correct(
+    model: FeatureModel, features: Tensor, labels: Tensor, prototypes: Tensor | None, present: Tensor | None
+) -> tuple[Tensor, int | None]:
+    """Return which samples the head gets right, and how many the nearest global prototype does.
+
+    Args:
+        model: Gives the head.
+        features: Shape ``[n, d]``.
+        labels: Shape ``[n]``.
+        prototypes: Global prototypes ``[C, d]``, or ``None``.
+        present: Which of them there are, ``[C]``.
+
+    Returns:
+        A bool tensor ``[n]``; a count, or ``None`` without prototypes.
+    """
+    labels = labels.to(features.device)
+    right = model.head(features).argmax(dim=1) == labels
+    if prototypes is None or present is None or not bool(present.any()):
+        return right, None
+    # |z - p|^2 without |z|^2, which is the same for all prototypes of a sample.
+    distance = prototypes.square().sum(dim=1) - 2 * features @ prototypes.T  # [n, C]
+    nearest = distance.masked_fill(~present, torch.inf).argmin(dim=1)
+    return right, int((nearest == labels).sum())

@@ -1,0 +1,117 @@
+"""The ``isoproto`` command: the one module that stands above all layers."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from isoproto import paths
+from isoproto.config import Scalar, read_overrides
+from isoproto.errors import IsoprotoError
+
+_log = logging.getLogger("isoproto")
+
+app = typer.Typer(
+    help="Federated learning for clients that share neither data nor architecture.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+RunConfigOption = Annotated[
+    list[str] | None,
+    typer.Option("-c", "--run-config", help="Settings: \"key=value key='text'\", or a TOML file; may be repeated."),
+]
+ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="Number of simulated clients.")]
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", help="in-process: here, one client after the other; flower: flwr run with Ray."),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output-dir", help="Folder of run folders.", envvar="ISOPROTO_OUTPUT_DIR")
+]
+
+
+@app.command()
+def run(
+    run_config: RunConfigOption = None,
+    clients: ClientsOption = 20,
+    engine: EngineOption = "in-process",
+    cpus_per_client: Annotated[int, typer.Option(min=1, help="CPUs Ray reserves per worker (flower).")] = 1,
+    output_dir: OutputOption = None,
+) -> None:
+    """Run one federation with simulated clients."""
+    _start(read_overrides(run_config or []), clients, engine, cpus_per_client, output_dir)
+
+
+@app.command()
+def resume(
+    run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
+    engine: EngineOption = "in-process",
+    cpus_per_client: Annotated[int, typer.Option(min=1)] = 1,
+    output_dir: OutputOption = None,
+) -> None:
+    """Go on with an interrupted run, bit for bit as if it had not been."""
+    from isoproto.report import read_run
+    from isoproto.run_folder import find_run
+
+    folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
+    clients = len(read_run(folder).clients)
+    _start({"resume": str(folder)}, clients, engine, cpus_per_client, output_dir)
+
+
+@app.command()
+def runs(output_dir: OutputOption = None) -> None:
+    """List runs, newest first."""
+    from isoproto.report import list_runs, runs_table
+
+    Console().print(runs_table(list_runs(paths.output_dir(str(output_dir or "")))))
+
+
+@app.command()
+def report(
+    run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
+    output_dir: OutputOption = None,
+) -> None:
+    """Show a run's figures and write its report anew, also while it is still running."""
+    from isoproto.report import read_run, summary_table, write_report
+    from isoproto.run_folder import find_run
+
+    folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
+    Console().print(summary_table(read_run(folder)))
+    typer.echo(str(write_report(folder)))
+
+
+def main() -> None:
+    """Run the command line; errors raised on purpose end it with their text and status 1."""
+    try:
+        app()
+    except IsoprotoError as err:
+        typer.secho(f"error: {err}", err=True, fg=typer.colors.RED)
+        sys.exit(1)
+
+
+def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client: int, output_dir: Path | None) -> None:
+    """Fill in this caller's folders (a Flower process has its own environment) and run."""
+    values.setdefault("output-dir", str((output_dir or paths.output_dir()).absolute()))
+    values.setdefault("state-dir", str(paths.state_dir().absolute()))
+    if engine == "flower":
+        from isoproto.flower_engine import run_under_flower
+
+        run_under_flower(values, clients=clients, cpus_per_client=cpus_per_client)
+    elif engine == "in-process":
+        from client_app.app import app as client_app
+        from isoproto.in_process import InProcessGrid, task_identity
+        from server_app.app import run_federation
+
+        with task_identity():
+            run_federation(InProcessGrid(client_app, clients), values)
+    else:
+        raise typer.BadParameter(f"engine must be 'in-process' or 'flower', got {engine!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Accuracy over clients, and the figures of a run from the lines of its ``metrics.jsonl``.
+
+Accuracies are fractions in [0, 1] until the moment of display; "points" are hundredths of them. A line is a
+parsed JSON object, as ``docs/run-folder.md`` lists them; kinds that are not known here are passed over.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Line = Mapping[str, Any]
+LAST_ROUNDS = 5  # `accuracy.last5`
+
+
+class AccuracySummary(TypedDict):
+    """What :func:`accuracy_summary` returns; every figure is None when no client has test samples."""
+
+    mean: float | None
+    micro: float | None
+    worst_decile: float | None
+    best_decile: float | None
+    std: float | None
+    variance: float | None
+    evaluated: int
+
+
+def decile_size(clients: int) -> int:
+    """How many clients a decile of ``clients`` (>= 1) holds: a tenth, rounded down, but at least one."""
+    return max(1, clients // 10)
+
+
+def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
+    r"""Summarise the accuracy of N clients: average, spread, and the two ends.
+
+    .. math::
+        a_i = \frac{c_i}{n_i},\quad
+        \text{mean} = \frac{1}{N}\sum_i a_i,\quad
+        \text{micro} = \frac{\sum_i c_i}{\sum_i n_i},\quad
+        \text{variance} = \frac{1}{N}\sum_i (a_i - \text{mean})^2
+
+    The deciles are the means of the ``k = max(1, floor(0.1 N))`` smallest and largest accuracies
+    (`algorithms.md` 7.2). A client without test samples has no accuracy and is left out of everything.
+
+    Args:
+        correct: Samples that each client's model gets right, ``c``, shape ``[N]``.
+        total: Test samples of each client, ``n``, shape ``[N]``.
+
+    Returns:
+        ``mean``, ``micro``, ``worst_decile``, ``best_decile`` and ``std`` as fractions, ``variance`` as a
+        squared fraction (population forms), and ``evaluated``, the number of clients behind them. The order
+        of the clients changes no bit. With no test sample anywhere the figures are None, never NaN.
+
+    Raises:
+        ValueError: If the two shapes differ or are not ``[N]``.
+
+    Example:
+        Two clients get 1 of 4 and 9 of 12 right; the third has nothing to test with:
+
+        >>> summary = accuracy_summary([1, 9, 0], [4, 12, 0])
+        >>> summary["mean"], summary["micro"], summary["std"], summary["evaluated"]
+        (0.5, 0.625, 0.25, 2)
+        >>> accuracy_summary([], [])["mean"] is None
+        True
+    """
+    hits, samples = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    if hits.shape != samples.shape or hits.ndim != 1:
+        raise ValueError(
+            f"accuracy_summary: correct and total must both have shape [N], got {hits.shape} and {samples.shape}"
+        )
+    tested = samples > 0
+    evaluated = int(tested.sum())
+    if not evaluated:
+        return AccuracySummary(
+            mean=None, micro=None, worst_decile=None, best_decile=None, std=None, variance=None, evaluated=0
+        )
+    accuracy = np.sort(hits[tested] / samples[tested])  # sorted: sums do not depend on the clients' order
+    k = decile_size(evaluated)
+    return AccuracySummary(
+        mean=float(accuracy.mean()),
+        micro=float(hits[tested].sum() / samples.sum()),
+        worst_decile=float(accuracy[:k].mean()),
+        best_decile=float(accuracy[-k:].mean()),
+        std=float(accuracy.std()),
+        variance=float(accuracy.var()),
+        evaluated=evaluated,
+    )
+
+
+def client_order(name: str) -> tuple[bool, int, str]:
+    """Sort key of client names: partition ids by value, then node names by letter.
+
+    Example:
+        >>> sorted(["10", "ward-3", "9"], key=client_order)
+        ['9', '10', 'ward-3']
+    """
+    return (False, len(name), name) if name.isdecimal() else (True, 0, name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """What is known of every client's own model after each round.
+
+    Attributes:
+        rounds: The rounds of the rows, ascending, shape ``[R]``; 0 is before any training.
+        clients: Names of the columns, N of them, in :func:`client_order`.
+        models: Architecture of each client.
+        correct: Test samples right, shape ``[R, N]``, int64.
+        total: Test samples, shape ``[R, N]``, int64; 0 where nothing is known.
+        complete: Whether the row measured everybody: an evaluation line, or a round that trained every client
+            that has test samples. Shape ``[R]``, bool.
+    """
+
+    rounds: NDArray[np.int64]
+    clients: tuple[str, ...]
+    models: tuple[str, ...]
+    correct: NDArray[np.int64]
+    total: NDArray[np.int64]
+    complete: NDArray[np.bool_]
+
+    @property
+    def has_start(self) -> bool:
+        """Whether the first row is from before training, and others follow it."""
+        return len(self.rounds) > 1 and bool(self.rounds[0] == 0)
+
+    def summaries(self, columns: NDArray[np.bool_] | None = None) -> list[AccuracySummary]:
+        """:func:`accuracy_summary` of every row, over the clients that ``columns`` (bool, ``[N]``) keeps."""
+        kept = np.ones(len(self.clients), dtype=np.bool_) if columns is None else columns
+        return [
+            accuracy_summary(correct[kept], total[kept])
+            for correct, total in zip(self.correct, self.total, strict=True)
+        ]
+
+    def accuracy(self) -> NDArray[np.float64]:
+        """Accuracy of each client in each row, shape ``[R, N]``; NaN where it has no test samples."""
+        accuracy = np.full(self.total.shape, np.nan)
+        np.divide(self.correct, self.total, out=accuracy, where=self.total > 0)
+        return accuracy
+
+
+def accuracy_history(lines: Iterable[Line]) -> History:
+    """Follow every client's accuracy through the lines of ``metrics.jsonl``.
+
+    A row after a round holds the clients that trained in it and the last value of those that were not asked,
+    which is exact as long as nothing but prototypes is shared. Where an evaluation of all clients was made
+    after that round, the row is that evaluation and nothing else.
+
+    Example:
+        >>> start = {"kind": "evaluation", "round": 0, "clients": [
+        ...     {"client": "0", "model": "cnn", "correct": 1, "total": 10},
+        ...     {"client": "1", "model": "mlp", "correct": 2, "total": 10}]}
+        >>> trained = {"kind": "client", "round": 1, "client": "1", "model": "mlp", "correct": 8, "total": 10}
+        >>> history = accuracy_history([start, trained])
+        >>> history.correct.tolist(), history.complete.tolist()
+        ([[1, 2], [1, 8]], [True, False])
+    """
+    trained: dict[int, dict[str, Line]] = {}
+    evaluated: dict[int, dict[str, Line]] = {}
+    models: dict[str, str] = {}
+    for line in lines:
+        if line["kind"] == "evaluation":
+            evaluated[line["round"]] = {str(entry["client"]): entry for entry in line["clients"]}
+            models |= {str(entry["client"]): str(entry["model"]) for entry in line["clients"]}
+        elif line["kind"] == "client":
+            trained.setdefault(line["round"], {})[str(line["client"])] = line
+            models[str(line["client"])] = str(line["model"])
+        elif line["kind"] == "round":
+            trained.setdefault(line["round"], {})
+
+    rounds, clients = sorted(trained.keys() | evaluated.keys()), sorted(models, key=client_order)
+    column = {client: index for index, client in enumerate(clients)}
+    counts = np.zeros((2, len(rounds), len(clients)), dtype=np.int64)
+    known: dict[str, Line] = {}
+    for row, round_ in enumerate(rounds):
+        known |= trained.get(round_, {}) | evaluated.get(round_, {})
+        for client, entry in evaluated.get(round_, known).items():
+            counts[:, row, column[client]] = entry["correct"], entry["total"]
+
+    has_tests = {client for client, used in zip(clients, counts[1].any(axis=0), strict=True) if used}
+    complete = [r in evaluated or (bool(has_tests) and has_tests <= trained[r].keys()) for r in rounds]
+    return History(
+        rounds=np.array(rounds, dtype=np.int64),
+        clients=tuple(clients),
+        models=tuple(models[client] for client in clients),
+        correct=counts[0],
+        total=counts[1],
+        complete=np.array(complete, dtype=np.bool_),
+    )
+
+
+def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
+    """Work out the figures of ``summary.json`` from the lines of ``metrics.jsonl`` alone.
+
+    Args:
+        lines: Parsed lines in the order of the file; a run in progress is welcome.
+
+    Returns:
+        Four parts, None where nothing is known:
+
+        - ``accuracy``: ``mean``, ``micro``, ``worst_decile``, ``best_decile`` and ``std`` of the last row of
+          :func:`accuracy_history`, which is the final evaluation once there is one; ``best`` and
+          ``best_round`` over the rows that measured everybody (the earliest of equals); ``last5``, the mean
+          of ``mean`` over the last five rounds; ``nearest_prototype``, the clients' mean in the last
+          evaluation when the nearest global prototype answers; ``initial``, the mean before round 1.
+        - ``bytes``: ``up``, ``down``, ``up_rows``, means per client and round that replied.
+        - ``seconds``: ``round``, the median, and ``total``, the sum over rounds.
+        - ``clients``: ``total`` ever seen, ``evaluated`` in the mean, and ``failed`` as
+          ``{"client", "round", "reason"}``.
+
+    Example:
+        >>> def evaluation(round_, *correct):
+        ...     entries = [{"client": str(i), "model": "cnn", "correct": c, "total": 10}
+        ...                for i, c in enumerate(correct)]
+        ...     return {"kind": "evaluation", "round": round_, "clients": entries}
+        >>> accuracy = summarise([evaluation(0, 1, 1), evaluation(1, 9, 7), evaluation(2, 8, 6)])["accuracy"]
+        >>> accuracy["initial"], accuracy["best"], accuracy["best_round"], accuracy["mean"], accuracy["last5"]
+        (0.1, 0.8, 1, 0.7, 0.75)
+    """
+    lines = list(lines)
+    by_kind = {
+        kind: [line for line in lines if line["kind"] == kind] for kind in ("evaluation", "client", "round", "failure")
+    }
+    history = accuracy_history(lines)
+    rows = history.summaries()
+    final = rows[-1] if rows else accuracy_summary([], [])
+    known = [(int(r), mean) for r, row in zip(history.rounds, rows, strict=True) if (mean := row["mean"]) is not None]
+    complete = set(history.rounds[history.complete].tolist())
+    best_round, best = max(
+        ((r, mean) for r, mean in known if r in complete), key=lambda point: point[1], default=(None, None)
+    )
+    seconds = [line["seconds"]["round"] for line in by_kind["round"] if "seconds" in line]
+    failed = [{key: line[key] for key in ("client", "round", "reason")} for line in by_kind["failure"]]
+    return {
+        "accuracy": {
+            "mean": final["mean"],
+            "micro": final["micro"],
+            "best": best,
+            "best_round": best_round,
+            "last5": _mean([mean for r, mean in known if r > 0][-LAST_ROUNDS:]),
+            "worst_decile": final["worst_decile"],
+            "best_decile": final["best_decile"],
+            "std": final["std"],
+            "nearest_prototype": _nearest_prototype(by_kind["evaluation"][-1:]),
+            "initial": dict(known).get(0),
+        },
+        "bytes": {
+            way: _mean([line["bytes"][way] for line in by_kind["client"] if way in line.get("bytes", {})])
+            for way in ("up", "down", "up_rows")
+        },
+        "seconds": {"round": statistics.median(seconds) if seconds else None, "total": sum(seconds)},
+        "clients": {
+            "total": len({*history.clients, *(str(line["client"]) for line in by_kind["failure"])}),
+            "evaluated": final["evaluated"],
+            "failed": failed,
+        },
+    }
+
+
+def _nearest_prototype(evaluations: Sequence[Line]) -> float | None:
+    entries = [entry for line in evaluations for entry in line["clients"]]
+    entries = [entry for entry in entries if entry.get("correct_prototype") is not None]
+    correct, total = ([entry[key] for entry in entries] for key in ("correct_prototype", "total"))
+    return accuracy_summary(correct, total)["mean"]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

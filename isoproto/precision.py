@@ -1,0 +1,36 @@
+"""Full precision for the few products that half precision would spoil."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """``x`` in float32; float64 stays float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def outside_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Run ``function`` with autocast off on the device of its first tensor.
+
+    Gram entries are products of products: their norm overflows float16, and bfloat16 has too few digits left
+    after centring. (The other reduced format, TF32 in matrix products, is off in PyTorch unless asked for.)
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next(arg.device.type for arg in args if isinstance(arg, Tensor))
+        if not torch.is_autocast_enabled(device):  # entering the context costs more than asking
+            return function(*args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return function(*args, **kwargs)
+
+    return wrapped

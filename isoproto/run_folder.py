@@ -1,0 +1,168 @@
+"""Writing a run's folder: what ``isoproto.report`` reads."""
+
+import json
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from isoproto.config import RunConfig, Scalar
+from isoproto.errors import ConfigError, StateError
+from isoproto.paths import write_atomically
+
+_log = logging.getLogger("isoproto")
+
+
+class RunFolder:
+    """The folder of one run: settings, metrics line by line, log, checkpoints.
+
+    Attributes:
+        path: The folder.
+        experiment: Id that client states are filed under.
+    """
+
+    def __init__(self, path: Path, experiment: str) -> None:
+        self.path = path
+        self.experiment = experiment
+        self._lines: list[dict[str, Any]] = []
+
+    @classmethod
+    def create(cls, output_dir: Path, config: RunConfig) -> Self:
+        """Make a new folder and write the settings into it.
+
+        Raises:
+            StateError: If the folder cannot be made.
+        """
+        experiment = secrets.token_hex(4)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy}-{experiment}"
+        folder = cls(output_dir / name, experiment)
+        folder.write_text("config.toml", to_toml({**config.to_mapping(), "experiment": experiment}))
+        return folder
+
+    @classmethod
+    def reopen(cls, output_dir: Path, name: str) -> tuple[Self, RunConfig]:
+        """Open the folder of an interrupted run, by path or by its name (or the end of it) under ``output_dir``.
+
+        Raises:
+            ConfigError: If there is no such run, or several.
+            StateError: If its settings cannot be read.
+        """
+        path = find_run(output_dir, name)
+        try:
+            import tomllib
+
+            values: dict[str, Scalar] = tomllib.loads((path / "config.toml").read_text("utf8"))
+            experiment = str(values.pop("experiment"))
+        except (OSError, ValueError, KeyError) as err:
+            raise StateError(f"cannot read the settings of the run {path}: {err!r}") from err
+        return cls(path, experiment), RunConfig.from_mapping(values)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoint"
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file as a whole, atomically."""
+        write_atomically(self.path / name, text.encode())
+
+    def record(self, kind: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON holds
+        """Note one line of metrics; it is written with the others of its round by ``commit``."""
+        self._lines.append({"kind": kind, **values})
+
+    def commit(self) -> None:
+        """Append the noted lines to ``metrics.jsonl`` and flush them to the disk.
+
+        Raises:
+            StateError: If they cannot be written.
+        """
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in self._lines)
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a", encoding="utf8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as err:
+            raise StateError(
+                f"cannot append to {path}: {err.strerror}. Free some space, then `isoproto resume {self.path}`"
+            ) from err
+        self._lines.clear()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines of ``metrics.jsonl``; a last line cut by a kill is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        whole = path.read_text("utf8").split("\n")[:-1]
+        return [json.loads(line) for line in whole]
+
+    def cut_back(self, server_round: int | None) -> None:
+        """Drop lines of rounds after ``server_round`` (all lines for ``None``): that round is done anew."""
+        kept = [] if server_round is None else [line for line in self.lines() if line["round"] <= server_round]
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+
+    def open_log(self) -> logging.Handler:
+        """Send the project's log to ``log.txt`` too; close with ``close_log``."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(self.path / "log.txt", encoding="utf8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        _log.addHandler(handler)
+        return handler
+
+    def close_log(self, handler: logging.Handler) -> None:
+        """Undo ``open_log``."""
+        _log.removeHandler(handler)
+        handler.close()
+
+
+def find_run(output_dir: Path, name: str) -> Path:
+    """Return the folder of a run named by its path, its folder name, or the end of that.
+
+    Raises:
+        ConfigError: If there is none, or several.
+    """
+    direct = Path(name).expanduser()
+    if (direct / "config.toml").is_file():
+        return direct.absolute()
+    found = sorted(p.parent for p in output_dir.glob(f"*{name}/config.toml")) if name else []
+    if len(found) == 1:
+        return found[0]
+    known = sorted(p.parent.name for p in output_dir.glob("*/config.toml"))[-5:]
+    what = f"several runs end in {name!r}: {[p.name for p in found]}" if found else f"there is no run {name!r}"
+    raise ConfigError(f"{what}; looked in {output_dir}, whose newest runs are {known}")
+
+
+def to_toml(values: Mapping[str, Scalar]) -> str:
+    """Write a flat mapping as TOML, keys with dots quoted.
+
+    Example:
+        >>> print(to_toml({"rounds": 3, "wire.dtype": "float32", "fraction": 0.2}), end="")
+        rounds = 3
+        "wire.dtype" = "float32"
+        fraction = 0.2
+    """
+    # JSON's text, numbers and booleans are TOML's.
+    return "".join(f"{json.dumps(k) if '.' in k else k} = {json.dumps(v)}\n" for k, v in values.items())
+
+
+def show_log(level: int = logging.INFO) -> None:
+    """Show the project's log on standard output, once; Flower mirrors it to whoever streams the run."""
+    if not any(isinstance(handler, _Console) for handler in _log.handlers):
+        handler = _Console()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        _log.addHandler(handler)
+        _log.setLevel(level)
+        _log.propagate = False
+
+
+class _Console(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever standard output is at the moment: Flower swaps it while a run lasts."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stdout
+        super().emit(record)

@@ -1,0 +1,1 @@
+"""The server's half: settings in, strategy started, report out."""

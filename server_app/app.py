@@ -1,0 +1,228 @@
+"""The ServerApp: settings -> strategy -> report."""
+
+import contextlib
+import importlib.metadata
+import io
+import json
+import logging
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
+
+from isoproto import paths
+from isoproto.checkpoint import load_checkpoint, save_checkpoint
+from isoproto.config import AUTO, RunConfig, Scalar
+from isoproto.data import DATASETS, PARTITIONERS, partition_table
+from isoproto.errors import ConfigError
+from isoproto.fingerprint import fingerprint
+from isoproto.losses import LOSSES
+from isoproto.metrics import summarise
+from isoproto.registry import lookup
+from isoproto.report import read_run, summary_table, write_report
+from isoproto.run_folder import RunFolder, show_log
+from models import architecture_for
+from strategies import STRATEGIES, PrototypeStrategy
+from strategies.grid import PromptGrid
+from strategies.state import ServerState
+
+_log = logging.getLogger("isoproto")
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run one federation with the run config that Flower hands over."""
+    run_federation(grid, context.run_config)
+
+
+def run_federation(grid: Grid, run_config: Mapping[str, Scalar]) -> Path:
+    """Run a federation, or go on with an interrupted one, and return its run folder.
+
+    Raises:
+        ConfigError: If settings cannot be used; all of them are named at once.
+        FederationError: If the run cannot go on.
+        StateError: If the run folder cannot be written or an interrupted run not be read.
+    """
+    show_log()
+    asked = RunConfig.from_mapping(run_config)
+    output_dir = paths.output_dir(asked.output_dir)
+    if asked.resume:
+        folder, config = RunFolder.reopen(output_dir, asked.resume)
+    else:
+        config = resolve(asked)
+        folder = RunFolder.create(output_dir, config)
+    with _logged(folder):
+        saved = load_checkpoint(folder.checkpoints)
+        folder.cut_back(saved.server_round if saved else None)
+        state = ServerState.from_checkpoint(saved) if saved else None
+        _log.info("run folder %s, client models under %s", folder.path, paths.state_dir(config.state_dir))
+        strategy = STRATEGIES[config.strategy](config, folder, state)
+        with _reported(folder, config, strategy):
+            _run(strategy, PromptGrid(grid))
+    return folder.path
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Check every name in the settings and replace each ``auto`` by what the strategy stands for.
+
+    Raises:
+        ConfigError: With all names that nothing has.
+    """
+    problems = []
+
+    def check(table: Mapping[str, object], key: str, name: str) -> None:
+        try:
+            lookup(table, key, name)
+        except ConfigError as err:
+            problems.append(str(err))
+
+    check(STRATEGIES, "strategy", config.strategy)
+    check({AUTO: None, "none": None, **LOSSES}, "alignment", config.alignment)
+    check(PARTITIONERS, "partition", config.partition)
+    check(DATASETS, "data", config.data.partition(":")[0])
+    try:
+        architecture_for(config.models, 0)
+    except ConfigError as err:
+        problems.append(str(err))
+    if problems:
+        raise ConfigError("\n  ".join([f"{len(problems)} problems in the run config:", *problems]))
+    return STRATEGIES[config.strategy].resolve(config)
+
+
+def _run(strategy: PrototypeStrategy, grid: Grid) -> None:
+    """Meet the clients, then let Flower's loop run the rounds that are left."""
+    folder, config = strategy.folder, strategy.config
+    strategy.meet(grid)
+    _note_partition(strategy)
+
+    def end_of_round(flower_round: int, _: ArrayRecord) -> MetricRecord | None:
+        if flower_round == 0:
+            if strategy.state.server_round > 0:
+                return None  # resumed: the evaluation before round 1 is in the metrics already
+            replies = grid.send_and_receive(
+                strategy.configure_evaluate(0, ArrayRecord(), ConfigRecord(), grid),
+                timeout=config.round_timeout,
+            )
+            strategy.aggregate_evaluate(0, replies)
+        folder.commit()
+        save_checkpoint(folder.checkpoints, strategy.state.to_checkpoint())
+        return None
+
+    with _quiet("flwr"):  # a round is one line of ours; Flower's loop would add six that say nothing
+        strategy.start(
+            grid,
+            initial_arrays=ArrayRecord(),
+            num_rounds=config.rounds - strategy.state.server_round,
+            timeout=config.round_timeout,
+            evaluate_fn=end_of_round,
+        )
+
+
+def _note_partition(strategy: PrototypeStrategy) -> None:
+    clients = strategy.clients_in_order()
+    rows = [
+        {
+            "client": info.client,
+            "model": info.model,
+            "train": info.train_counts,
+            "test": info.test_counts,
+            "domain": info.domain,
+        }
+        for info in clients
+    ]
+    strategy.folder.write_text("partition.json", json.dumps({"classes": strategy.classes, "clients": rows}))
+    table = partition_table(np.array([info.train_counts for info in clients]))
+    _log.info("training samples of each client and class:\n%s", table)
+
+
+@contextlib.contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Let only warnings of another library through while the block lasts."""
+    other = logging.getLogger(logger)
+    level = other.level
+    other.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        other.setLevel(level)
+
+
+@contextlib.contextmanager
+def _logged(folder: RunFolder) -> Iterator[None]:
+    handler = folder.open_log()
+    try:
+        yield
+    finally:
+        folder.close_log(handler)
+
+
+@contextlib.contextmanager
+def _reported(folder: RunFolder, config: RunConfig, strategy: PrototypeStrategy) -> Iterator[None]:
+    """Write summary and report when the block ends, however it ends."""
+    try:
+        yield
+    except BaseException as err:
+        _log.error("the run failed: %s", err)
+        with contextlib.suppress(Exception):  # the first error is the one to show
+            folder.commit()
+            _write_summary(folder, config, f"{type(err).__name__}: {err}")
+        raise
+    _write_summary(folder, config, "")
+    console = Console(file=io.StringIO(), width=110)
+    console.print(summary_table(read_run(folder.path)))
+    _log.info("\n%s", console.file.getvalue())
+    _log.info("report: %s", folder.path / "report.html")
+
+
+def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
+    summary: dict[str, Any] = {
+        "strategy": config.strategy,
+        "status": "failed" if reason else "completed",
+        "reason": reason,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "experiment": folder.experiment,
+        "settings": config.to_mapping(),
+        **summarise(folder.lines()),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "fingerprint": fingerprint(),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "report": str(folder.path / "report.html"),
+    }
+    folder.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
+    write_report(folder.path)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that figures depend on."""
+    found = {name: importlib.metadata.version(name) for name in ("flwr", "torch", "numpy")}
+    return {"python": platform.python_version(), **found}
+
+
+def git_commit() -> str:
+    """Return the commit of the working tree that this code lies in, ``-dirty`` if changed; empty elsewhere."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

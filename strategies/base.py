@@ -1,0 +1,484 @@
+"""The strategy all methods share: who is asked, what is checked, how a round is folded into the state."""
+
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from isoproto import wire
+from isoproto.config import AUTO, RunConfig
+from isoproto.errors import ConfigError, FederationError, WireError
+from isoproto.fingerprint import fingerprint, package_folder
+from isoproto.metrics import accuracy_summary
+from isoproto.prototypes import average_prototypes, average_tensors
+from isoproto.run_folder import RunFolder
+from isoproto.sampling import client_order, cohort
+from strategies.state import LastAccuracy, ServerState
+
+_log = logging.getLogger("isoproto")
+
+Reply = TypeVar("Reply")
+
+# Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
+_NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
+# lambda and gamma of `auto`, found under the product's optimiser (docs/adr/0003-weights.md).
+_WEIGHTS = {
+    "none": (0.0, 0.0),
+    "mse": (0.1, 0.1),
+    "cosine": (0.1, 0.1),
+    "gcsa": (0.3, 1.0),
+    "rcsa": (0.3, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A method as a point on the three axes."""
+
+    prototypes: str
+    alignment: str
+    share: str
+
+
+@dataclass(frozen=True, slots=True)
+class Good:
+    """A reply that passed every check."""
+
+    info: wire.ClientInfo
+    reply: wire.TrainReply
+    bytes_up: int
+
+
+class PrototypeStrategy(Strategy):
+    """Exchange of class prototypes, with every reply checked before it is used.
+
+    The server sends, per round and participant, the global prototypes with their mask (and weights, if the
+    method shares some). The client trains its own model, with the alignment terms that the settings name,
+    and evaluates it before and after. Back come the class means of the classes it holds, their counts, one
+    scatter number, its accuracy and losses.
+
+    A bad reply is one failed client with a named reason, never a failed round.
+
+    Args:
+        config: The run's settings, resolved with ``resolve``.
+        folder: Where metrics and checkpoints go.
+        state: The state to go on from, or ``None`` for a new run.
+    """
+
+    point: ClassVar[Point]
+    # Settings that the method decides where they are `auto`.
+    defaults: ClassVar[Mapping[str, float | str]] = {}
+
+    def __init__(self, config: RunConfig, folder: RunFolder, state: ServerState | None = None) -> None:
+        self.config = config
+        self.folder = folder
+        self.clients: dict[str, wire.ClientInfo] = {}
+        self.classes: tuple[str, ...] = ()
+        self._saved = state
+        self._first_round = state.server_round if state else 0
+        self._nodes: dict[int, str] = {}  # node id -> client
+        self._refused: dict[int, str] = {}  # node id -> reason
+        self._asked: dict[int, wire.Expected] = {}
+        self._bytes_down = 0
+        self._started = 0.0
+        self._seconds: dict[str, float] = {}  # client -> its last training time
+        self._spec: wire.Spec = {}
+        self.state: ServerState
+
+    @classmethod
+    def resolve(cls, config: RunConfig) -> RunConfig:
+        """Replace every ``auto`` by what this method stands for."""
+        point = {k: v for k, v in dataclasses.asdict(cls.point).items() if getattr(config, k) == AUTO}
+        config = dataclasses.replace(config, **point)
+        if config.prototypes == "none":
+            config = dataclasses.replace(config, alignment="none")
+        weights = dict(zip(("lambda_", "gamma"), _WEIGHTS.get(config.alignment, (0.0, 0.0)), strict=True))
+        own = cls.defaults if config.alignment == cls.point.alignment else {}
+        chosen = {"missing": "mask", **weights, **own}
+        config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
+        if config.share == "model":
+            # Averaging models that start from different weights destroys them.
+            config = dataclasses.replace(config, init="per-architecture")
+        return config
+
+    # Meeting the clients
+
+    def meet(self, grid: Grid) -> None:
+        """Wait for the nodes, ask each who it is, and settle who takes part.
+
+        Raises:
+            FederationError: If too few came, or none of them can be used.
+            ConfigError: If the method shares whole models and the clients' differ.
+        """
+        deadline, notice = time.monotonic() + self.config.wait_timeout, 0.0
+        while True:
+            self._query(grid, [node for node in grid.get_node_ids() if node not in self._known])
+            wanted = self.config.min_nodes or max((c.partitions for c in self.clients.values()), default=0) or 2
+            if len(self._known) >= wanted:
+                break
+            now = time.monotonic()
+            if now > deadline:
+                raise FederationError(
+                    f"{len(self._known)} of {wanted} nodes came within {self.config.wait_timeout:g} s "
+                    "(`wait-timeout`). Start the missing nodes, or lower `min-nodes`"
+                )
+            if now - notice > _NODE_NOTICE:
+                notice = now
+                _log.info("waiting for nodes: %d of %d are there", len(self._known), wanted)
+            time.sleep(_NODE_PAUSE)
+        self._settle()
+
+    @property
+    def _known(self) -> set[int]:
+        return self._nodes.keys() | self._refused.keys()
+
+    def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
+        """Ask new nodes who they are; those that cannot be used are refused with a reason."""
+        if not nodes:
+            return
+        query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
+        content = wire.write_query(query)
+        messages = [Message(content, node, MessageType.QUERY) for node in nodes]
+        answered = set()
+        for reply in grid.send_and_receive(messages, timeout=self.config.wait_timeout):
+            node = reply.metadata.src_node_id
+            answered.add(node)
+            try:
+                info = wire.read_client_info(_content(reply))
+                self._admit(node, info)
+            except WireError as err:
+                self._refuse(node, str(err))
+        for node in set(nodes) - answered:
+            self._refuse(node, f"no answer within {self.config.wait_timeout:g} s")
+
+    def _admit(self, node: int, info: wire.ClientInfo) -> None:
+        own = fingerprint()
+        if info.fingerprint != own:
+            raise WireError(
+                f"client {info.client} runs other code: fingerprint {info.fingerprint} from {info.folder}, this "
+                f"server {own} from {package_folder('server_app')}. Update the client's copy; in simulation, "
+                "start the SuperLink in an empty folder"
+            )
+        if info.feature_dim != self.config.feature_dim:
+            raise WireError(
+                f"client {info.client}, model {info.model!r}: feature width {info.feature_dim}, this federation "
+                f"has `feature-dim = {self.config.feature_dim}`; give the model a projection to that width"
+            )
+        if self.classes and info.classes != self.classes:
+            raise WireError(
+                f"client {info.client}: its {len(info.classes)} classes {info.classes[:5]!r:.120} are not the "
+                f"federation's {len(self.classes)} {self.classes[:5]!r:.120}"
+            )
+        if self._spec and info.shared != self._spec:
+            raise WireError(
+                f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
+            )
+        twin = next((n for n, name in self._nodes.items() if name == info.client), None)
+        if twin is not None:
+            raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
+        self._nodes[node] = info.client
+        self.clients[info.client] = info
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._refused[node] = reason
+        _log.warning("node %d does not take part: %s", node, reason)
+        self.folder.record("failure", round=self._first_round, client=f"node {node}", reason=reason)
+
+    def _settle(self) -> None:
+        """Agree on the class list and on what is shared, now that the first clients are known."""
+        if not self.clients:
+            reasons = collections.Counter(self._refused.values()).most_common(3)
+            told = "; ".join(f"{count} x {reason}" for reason, count in reasons)
+            raise FederationError(f"none of {len(self._refused)} nodes can take part: {told}")
+        lists = collections.Counter(info.classes for info in self.clients.values())
+        self.classes = lists.most_common(1)[0][0]
+        specs = {tuple(sorted(info.shared.items())) for info in self.clients.values()}
+        if self.config.share != "none" and len(specs) > 1:
+            models = dict(collections.Counter(info.model for info in self.clients.values()))
+            raise ConfigError(
+                f"`share = {self.config.share}` averages weights, so they must have the same shapes everywhere, but "
+                f"the clients' models are {models}. Name one architecture (models = 'cnn') or share less"
+            )
+        self._spec = next(iter(self.clients.values())).shared
+        for node, name in list(self._nodes.items()):
+            if self.clients[name].classes != self.classes:
+                info = self.clients.pop(self._nodes.pop(node))
+                self._refuse(node, f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
+        self.state = self._saved or ServerState.start(len(self.classes), self.config.feature_dim)
+
+    def clients_in_order(self) -> list[wire.ClientInfo]:
+        """Return what is known of every client, sorted by name."""
+        return [self.clients[name] for name in sorted(self.clients, key=client_order)]
+
+    # The five hooks of a Flower strategy
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort of the round among the clients that are there, and write its messages."""
+        self._started = time.perf_counter()
+        present = set(grid.get_node_ids())
+        self._query(grid, sorted(present - self._known))
+        here = {self._nodes[node]: node for node in present & self._nodes.keys()}
+        drawn = cohort(
+            list(here), self.config.fraction, seed=self.config.seed, server_round=self.state.server_round + 1
+        )
+        # The longest first, so that no worker is left with a long client while the others idle.
+        drawn.sort(key=lambda client: -self._seconds.get(client, 0.0))
+        return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn}, self.state.server_round + 1)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies, fold the good ones into the next state, and note what happened."""
+        trained = time.perf_counter()
+        good, failures = self._read(replies, wire.read_train_reply)
+        following = self.next_state([Good(self.clients[c], r, size) for c, r, size in good])
+        empty = len(good) < self.config.min_replies
+        self.state = dataclasses.replace(
+            following if not empty else self.state,
+            server_round=self.state.server_round + 1,
+            empty_rounds=self.state.empty_rounds + 1 if empty else 0,
+            accuracy={**self.state.accuracy, **self._accuracies(good)},
+        )
+        self._note_round(good, failures, trained - self._started)
+        if self.state.empty_rounds >= self.config.max_empty_rounds:
+            reasons = collections.Counter(failures.values()).most_common(3)
+            told = "; ".join(f"{count} x {reason}" for reason, count in reasons) or "nobody was asked"
+            raise FederationError(
+                f"{self.state.empty_rounds} rounds in a row had fewer than {self.config.min_replies} good replies "
+                f"(`min-replies`, `max-empty-rounds`); the last one: {told}"
+            )
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Write a message to every client that is there, in the rounds that are evaluated."""
+        done, every = self.state.server_round, self.config.evaluate_every
+        if done != self.config.rounds and done != 0 and not (every and done % every == 0):
+            self._asked = {}
+            return []
+        present = set(grid.get_node_ids())
+        here = {name: node for node, name in self._nodes.items() if node in present}
+        return self._messages(MessageType.EVALUATE, here, done)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Check the replies and note every client's accuracy."""
+        if not self._asked:
+            return None
+        good, _ = self._read(replies, wire.read_evaluate_reply)
+        latest = {
+            client: LastAccuracy(e.correct, e.total, self.state.server_round, self.clients[client].model)
+            for client, e, _ in good
+        }
+        self.state = dataclasses.replace(self.state, accuracy={**self.state.accuracy, **latest})
+        entries = [
+            {
+                "client": client,
+                "model": self.clients[client].model,
+                "correct": e.correct,
+                "total": e.total,
+                "correct_prototype": e.correct_prototype,
+                "class_correct": e.class_correct,
+                "class_total": e.class_total,
+            }
+            for client, e, _ in good
+        ]
+        self.folder.record("evaluation", round=self.state.server_round, clients=entries)
+        return None
+
+    def summary(self) -> None:
+        """Log what takes part."""
+        models = dict(sorted(collections.Counter(info.model for info in self.clients.values()).items()))
+        _log.info(
+            "%s: prototypes %s, alignment %s (lambda %s, gamma %s), share %s; %d clients, %d classes, models %s",
+            self.config.strategy,
+            self.config.prototypes,
+            self.config.alignment,
+            self.config.lambda_,
+            self.config.gamma,
+            self.config.share,
+            len(self.clients),
+            len(self.classes),
+            models,
+        )
+
+    # What a method changes
+
+    def next_state(self, good: Sequence[Good]) -> ServerState:
+        """Fold the good replies of a round, sorted by client, into the next state.
+
+        A function of the state and the replies alone; ``server_round`` and ``accuracy`` are seen to by the
+        caller.
+        """
+        state, config = self.state, self.config
+        if config.share != "none" and good:
+            shared = average_tensors(
+                [dict(g.reply.shared) for g in good], [max(1, g.reply.contribution.samples) for g in good]
+            )
+            state = dataclasses.replace(state, shared=shared)
+        if config.prototypes == "none":
+            return state
+        mean = average_prototypes(
+            [g.reply.contribution for g in good],
+            *state.prototypes.shape,
+            weighting=config.proto_weight,
+        )
+        fresh = mean.present & (mean.holders >= config.min_contributors)
+        kept = state.present & ~fresh & (config.stale == "keep")
+        vectors = torch.where(fresh.unsqueeze(1), mean.vectors, state.prototypes)
+        present = fresh | kept
+        return dataclasses.replace(
+            state,
+            prototypes=vectors * present.unsqueeze(1),
+            present=present,
+            age=torch.where(fresh, 0, state.age + 1),
+        )
+
+    # Helpers
+
+    def _messages(self, kind: str, nodes: Mapping[str, int], server_round: int) -> list[Message]:
+        """Write one message for each client in ``nodes`` and remember what its reply is held against."""
+        known = self.config.prototypes != "none" and bool(self.state.present.any())
+        content = wire.write_broadcast(
+            wire.Broadcast(
+                experiment=self.folder.experiment,
+                server_round=server_round,
+                settings=self.config.changes(),
+                prototypes=self.state.prototypes if known else None,
+                present=self.state.present if known else None,
+                shared=self.state.shared,
+            )
+        )
+        self._bytes_down = wire.serialised_bytes(content)
+        self._asked = {
+            node: wire.Expected(
+                client=client,
+                experiment=self.folder.experiment,
+                server_round=server_round,
+                num_classes=len(self.classes),
+                feature_dim=self.config.feature_dim,
+                max_norm=self.config.max_norm,
+                shared=self._spec if self.config.share != "none" else {},
+            )
+            for client, node in nodes.items()
+        }
+        return [
+            Message(content, node, kind, ttl=self.config.round_timeout, group_id=str(server_round))
+            for node in nodes.values()
+        ]
+
+    def _read(
+        self, replies: Iterable[Message], read: Callable[[RecordDict, wire.Expected], Reply]
+    ) -> tuple[list[tuple[str, Reply, int]], dict[str, str]]:
+        """Return the good replies sorted by client with their sizes, and the reason of every other client."""
+        good: dict[str, tuple[str, Reply, int]] = {}
+        failures: dict[str, str] = {}
+        waiting = dict(self._asked)
+        for message in replies:
+            expected = waiting.pop(message.metadata.src_node_id, None)
+            if expected is None:
+                _log.warning("ignored a reply of node %d that nobody waits for", message.metadata.src_node_id)
+                continue
+            try:
+                content = _content(message)
+                good[expected.client] = (
+                    expected.client,
+                    read(content, expected),
+                    wire.serialised_bytes(content),
+                )
+            except WireError as err:
+                failures[expected.client] = str(err)
+        for expected in waiting.values():
+            failures[expected.client] = f"no reply within {self.config.round_timeout:g} s (`round-timeout`)"
+        for client in sorted(failures, key=client_order):
+            _log.warning("round %d, client %s: %s", self.state.server_round, client, failures[client])
+        return [good[client] for client in sorted(good, key=client_order)], failures
+
+    def _accuracies(self, good: Sequence[tuple[str, wire.TrainReply, int]]) -> dict[str, LastAccuracy]:
+        done = self.state.server_round + 1
+        return {
+            client: LastAccuracy(reply.after.correct, reply.after.total, done, self.clients[client].model)
+            for client, reply, _ in good
+        }
+
+    def _note_round(
+        self, good: Sequence[tuple[str, wire.TrainReply, int]], failures: Mapping[str, str], training_s: float
+    ) -> None:
+        """Record the lines of a round and log it."""
+        server_round, folder = self.state.server_round, self.folder
+        rows = 0
+        for client, reply, size in good:
+            self._seconds[client] = reply.seconds
+            payload = wire.contribution_bytes(reply.contribution)
+            rows += payload
+            folder.record(
+                "client",
+                round=server_round,
+                client=client,
+                model=self.clients[client].model,
+                accuracy={"before": _ratio(reply.before), "after": _ratio(reply.after)},
+                correct=reply.after.correct,
+                total=reply.after.total,
+                loss={name.replace("-", "_"): value for name, value in reply.losses.items()},
+                scatter=reply.scatter,
+                samples=reply.contribution.samples,
+                seconds=reply.seconds,
+                bytes={"up": size, "down": self._bytes_down, "up_rows": payload},
+            )
+        for client, reason in sorted(failures.items(), key=lambda item: client_order(item[0])):
+            folder.record("failure", round=server_round, client=client, reason=reason)
+        known = list(self.state.accuracy.values())
+        accuracy = accuracy_summary([a.correct for a in known], [a.total for a in known])
+        fresh = sum(a.server_round == server_round and a.total > 0 for a in known)
+        elapsed = time.perf_counter() - self._started
+        losses = {
+            name.replace("-", "_"): sum(r.losses[name] for _, r, _ in good) / len(good) if good else None
+            for name in wire.LOSSES
+        }
+        asked = len(good) + len(failures)
+        folder.record(
+            "round",
+            round=server_round,
+            clients=asked,
+            failed=len(failures),
+            accuracy={**accuracy, "fresh": fresh},
+            loss=losses,
+            classes=int(self.state.present.sum()),
+            bytes={"up": sum(size for _, _, size in good), "down": self._bytes_down * asked, "up_rows": rows},
+            seconds={"round": elapsed, "train": training_s, "server": elapsed - training_s},
+        )
+        left = elapsed * (self.config.rounds - server_round)
+        _log.info(
+            "round %d/%d  accuracy %s  loss %s  clients %d/%d  up %.1f kB  %.1f s  left %d:%02d",
+            server_round,
+            self.config.rounds,
+            "-" if accuracy["mean"] is None else f"{accuracy['mean']:.4f}",
+            "-" if losses["total"] is None else f"{losses['total']:.4f}",
+            len(good),
+            asked,
+            sum(size for _, _, size in good) / 1e3,
+            elapsed,
+            *divmod(round(left), 60),
+        )
+
+
+def _content(message: Message) -> RecordDict:
+    """Return a reply's content; an error reply is a WireError with the client's own words."""
+    if message.has_error():
+        reason = " ".join(str(message.error.reason).split())
+        raise WireError(f"the client failed: {reason:.1000} (code {message.error.code})")
+    return message.content
+
+
+def _ratio(evaluation: wire.Evaluation) -> float | None:
+    return evaluation.correct / evaluation.total if evaluation.total else None

@@ -1,0 +1,18 @@
+"""FedProto (Tan et al., AAAI 2022): features are pulled to the global prototype of their class."""
+
+from strategies.base import Point, PrototypeStrategy
+
+
+class FedProto(PrototypeStrategy):
+    r"""Regularise with the distance to global prototypes.
+
+    .. math::
+        L = CE + \lambda \frac{1}{B d} \sum_i \|z_i - P_g^{y_i}\|^2
+
+    A sample whose class has no global prototype adds nothing to the sum but counts in B. The server sends
+    the prototypes; clients send back class means.
+    """
+
+    point = Point(prototypes="mean", alignment="mse", share="none")
+    # One term, at instance level, with the published weight 1.
+    defaults = {"lambda_": 0.0, "gamma": 1.0, "missing": "self"}  # noqa: RUF012 - read only

@@ -1,0 +1,62 @@
+"""A grid that asks for replies promptly."""
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+# Flower's own grids sleep 0.1 s (simulation) or 3 s (deployment) between looks; a round of the demo takes 2 s.
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.01, 0.5, 1.1
+
+
+class PromptGrid(Grid):
+    """Passes everything on to another grid, and polls for replies at short, growing pauses."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: object) -> None:  # noqa: D102
+        self._grid.set_run(run)  # type: ignore[arg-type]
+
+    @property
+    def run(self) -> object:  # type: ignore[override]  # noqa: D102
+        return self._grid.run
+
+    def create_message(  # noqa: D102
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:  # noqa: D102
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # noqa: D102
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # noqa: D102
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies that came until all are there or the time is over."""
+        messages = list(messages)
+        if not messages:
+            return []
+        waiting = set(self.push_messages(messages))
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        replies: list[Message] = []
+        pause = _FIRST_PAUSE
+        while True:
+            came = list(self.pull_messages(waiting))
+            replies += came
+            waiting -= {reply.metadata.reply_to_message_id for reply in came}
+            left = deadline - time.monotonic()
+            if not waiting or left <= 0:
+                return replies
+            time.sleep(min(pause, left))
+            pause = _FIRST_PAUSE if came else min(pause * _GROWTH, _LONGEST_PAUSE)
