@@ -1,0 +1,71 @@
+"""Figures as people read them. None is shown as a dash: nothing is known, which is not zero."""
+
+NOTHING = "–"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction as per cent.
+
+    Example:
+        >>> percent(0.78349), percent(None)
+        ('78.3%', '–')
+    """
+    return NOTHING if fraction is None else f"{100 * fraction:.1f}%"
+
+
+def points(fraction: float | None) -> str:
+    """A difference or spread of accuracies in percentage points.
+
+    Example:
+        >>> points(0.0512)
+        '5.1 points'
+    """
+    return NOTHING if fraction is None else f"{100 * fraction:.1f} points"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units (1 kB = 1000 B), three digits.
+
+    Example:
+        >>> size(840), size(5400), size(420_000), size(999_999)
+        ('840 B', '5.40 kB', '420 kB', '1.00 MB')
+    """
+    if count is None:
+        return NOTHING
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} B" if unit == "B" else f"{count:#.3g} {unit}".replace(". ", " ")
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """A stretch of time with about three digits.
+
+    Example:
+        >>> duration(0.0312), duration(3.44), duration(75), duration(7380)
+        ('31 ms', '3.4 s', '1 min 15 s', '2 h 03 min')
+    """
+    if seconds is None:
+        return NOTHING
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def plain(value: object, limit: int = 300) -> str:
+    r"""Text that came from elsewhere, fit to be shown: one line, nothing invisible, not too long.
+
+    Control characters would reach the terminal or break an SVG file, direction marks reorder what stands
+    around them. Markup is left alone: escaping belongs to whoever knows the output format.
+
+    Example:
+        >>> plain("ward\x1b[2J  3\n"), plain("abcdef", limit=4)
+        ('ward�[2J 3', 'abc…')
+    """
+    text = " ".join(str(value).split())
+    text = "".join(character if character.isprintable() else "�" for character in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
