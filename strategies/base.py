@@ -88,6 +88,7 @@ class PrototypeStrategy(Strategy):
         self._refused: dict[int, str] = {}  # node id -> reason
         self._asked: dict[int, wire.Expected] = {}
         self._bytes_down = 0
+        self._born = time.perf_counter()
         self._started = 0.0
         self._seconds: dict[str, float] = {}  # client -> its last training time
         self._spec: wire.Spec = {}
@@ -455,7 +456,12 @@ class PrototypeStrategy(Strategy):
             loss=losses,
             classes=int(self.state.present.sum()),
             bytes={"up": sum(size for _, _, size in good), "down": self._bytes_down * asked, "up_rows": rows},
-            seconds={"round": elapsed, "train": training_s, "server": elapsed - training_s},
+            seconds={
+                "round": elapsed,
+                "train": training_s,
+                "server": elapsed - training_s,
+                "since_start": time.perf_counter() - self._born,
+            },
         )
         left = elapsed * (self.config.rounds - server_round)
         _log.info(

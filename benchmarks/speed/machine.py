@@ -1,0 +1,49 @@
+"""What the speed benchmarks share: an idle machine, its name, and the results file."""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+_BUSY_PERCENT = 15.0
+
+
+def require_idle(force: bool = False) -> None:
+    """Leave with status 2 if other work would spoil the figures."""
+    busy = psutil.cpu_percent(interval=3.0)
+    if busy > _BUSY_PERCENT:
+        print(f"the machine is {busy:.0f} % busy (limit {_BUSY_PERCENT:.0f} %); nothing is recorded", file=sys.stderr)
+        if not force:
+            sys.exit(2)
+
+
+def machine() -> dict[str, Any]:
+    """Return what figures depend on."""
+    import torch
+
+    name = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        name = next(
+            (line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line), name
+        )
+    return {
+        "processor": name,
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def write_results(name: str, results: dict[str, Any]) -> Path:
+    """Write ``benchmarks/results/<name>.json``."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.write_text(json.dumps({**results, "machine": machine()}, indent=1) + "\n")
+    return path

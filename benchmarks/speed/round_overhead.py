@@ -1,0 +1,214 @@
+"""Seconds of a simulated round (Flower, Ray, checks, client models on disk) over a bare training loop's.
+
+Reference work (design.md 7): pictures 32x32x3, 300 to train and 100 to test per client, one epoch, the four demo models,
+class statistics and an evaluation before and after training. Two sizes: 20 clients at B = 32; 200 clients, 20 % a round,
+at B = 10. The bare loop is plain torch with models and float pictures in memory; the faster of one process with two
+threads and two processes with one thread counts. The simulated rounds exchange prototypes; start-up is left out on both
+sides. The second size also samples the memory of all processes.
+
+    python benchmarks/speed/round_overhead.py [--rounds 10] [--force]
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+from torch.nn import functional
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
+
+from machine import require_idle, write_results
+
+from isoproto.flower_engine import run_under_flower
+from models import ModelSpec, architecture_for, create_model
+
+CLASSES, TRAIN, TEST, WIDTH = 10, 300, 100, 128
+SIZES = {
+    "20 clients": {"clients": 20, "fraction": 1.0, "batch": 32, "target": 1.10},
+    "200 clients, 20 %": {"clients": 200, "fraction": 0.2, "batch": 10, "target": 1.15},
+}
+WARM_UP = 2  # first rounds import, load data and fill caches
+
+
+def make_data(clients: int, path: Path) -> None:
+    """Write pictures whose class is a colour pattern under noise."""
+    rng = np.random.default_rng(0)
+    y = np.tile(np.arange(CLASSES), clients * (TRAIN + TEST) // CLASSES)
+    patterns = rng.integers(0, 160, (CLASSES, 32, 32, 3), dtype=np.uint8)
+    x = patterns[y] + rng.integers(0, 96, (len(y), 32, 32, 3), dtype=np.uint8)
+    classes = np.array([str(c) for c in range(CLASSES)])
+    np.savez(
+        path, train_x=x[:-CLASSES], train_y=y[:-CLASSES], test_x=x[-CLASSES:], test_y=y[-CLASSES:], classes=classes
+    )
+
+
+def bare_client(model: nn.Module, data: tuple[torch.Tensor, ...], batch: int) -> None:
+    """One client's round as one would write it without a federation."""
+    x, y, test_x, test_y = data
+    evaluate(model, test_x, test_y)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    order = torch.randperm(len(y))
+    for index in order.split(batch):
+        loss = functional.cross_entropy(model(x[index]), y[index])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    evaluate(model, test_x, test_y)
+    with torch.no_grad():
+        features = torch.cat([model.features(part) for part in x.split(256)])
+        total = torch.zeros(CLASSES, WIDTH).index_add_(0, y, features)
+        total / torch.bincount(y, minlength=CLASSES).clamp(min=1).unsqueeze(1)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
+    """Samples that the model gets right."""
+    model.eval()
+    return int((model(x).argmax(dim=1) == y).sum())
+
+
+def bare_worker(share: list[int], batch: int, rounds: int, threads: int, start: Any, seconds: Any) -> None:
+    """Train some clients for some rounds; put the seconds of each round on the queue."""
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.rand(TRAIN + TEST, 3, 32, 32, generator=generator)
+    labels = torch.arange(TRAIN + TEST) % CLASSES
+    data = (pictures[:TRAIN], labels[:TRAIN], pictures[TRAIN:], labels[TRAIN:])
+    spec = ModelSpec(3, 32, 32, feature_dim=WIDTH, num_classes=CLASSES)
+    models = [create_model(architecture_for("demo4", i), spec, seed=i) for i in share]
+    for number in range(rounds + WARM_UP):
+        start.wait()
+        began = time.perf_counter()
+        for model in models:
+            bare_client(model, data, batch)
+        if number >= WARM_UP:
+            seconds.put((number, time.perf_counter() - began))
+
+
+def bare_loop(clients: int, batch: int, rounds: int, processes: int) -> list[float]:
+    """Seconds of each round with the clients dealt out evenly; a round lasts as long as its slowest process."""
+    context = multiprocessing.get_context("spawn")
+    start, seconds = context.Barrier(processes), context.Queue()
+    # Whole groups of four architectures to each process, so that the shares weigh the same.
+    shares = [[c for c in range(clients) if c // 4 % processes == p] for p in range(processes)]
+    if processes == 2 and clients % 8:  # a group is left over: split it by architecture
+        shares = [
+            list(range(0, clients, 4)) + list(range(3, clients, 4)),
+            list(range(1, clients, 4)) + list(range(2, clients, 4)),
+        ]
+    workers = [
+        context.Process(target=bare_worker, args=(share, batch, rounds, 2 // processes, start, seconds))
+        for share in shares
+    ]
+    for worker in workers:
+        worker.start()
+    came = [seconds.get() for _ in range(rounds * processes)]
+    for worker in workers:
+        worker.join()
+    return [max(s for n, s in came if n == number) for number in range(WARM_UP, rounds + WARM_UP)]
+
+
+def simulated(size: dict[str, Any], rounds: int, alignment: str) -> tuple[list[float], list[tuple[float, float]]]:
+    """Seconds of each round under Flower and Ray, and (seconds since start, MiB of all processes) samples."""
+    with tempfile.TemporaryDirectory(prefix="isoproto-bench-") as scratch:
+        folder = Path(scratch)
+        make_data(size["clients"], folder / "pictures.npz")
+        memory: list[tuple[float, float]] = []
+        stop = threading.Event()
+        sampler = threading.Thread(target=sample_memory, args=(memory, stop))
+        sampler.start()
+        try:
+            run_under_flower(
+                {
+                    "strategy": "fedsaf",
+                    "alignment": alignment,
+                    "data": f"npz:{folder / 'pictures.npz'}",
+                    "partition": "iid",
+                    "rounds": rounds + WARM_UP,
+                    "fraction": size["fraction"],
+                    "batch-size": size["batch"],
+                    "output-dir": str(folder / "runs"),
+                    "state-dir": str(folder / "state"),
+                },
+                clients=size["clients"],
+            )
+        finally:
+            stop.set()
+            sampler.join()
+        (run,) = (folder / "runs").iterdir()
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ends = [line["seconds"]["since_start"] for line in lines if line["kind"] == "round"]
+    # From the end of one round to the end of the next: training, aggregation, checkpoint, metrics, all of it.
+    return [b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)][: rounds - 1], memory
+
+
+def sample_memory(samples: list[tuple[float, float]], stop: threading.Event) -> None:
+    """Note the memory of all processes below this one (proportional share of what is shared) twice a second."""
+    began, me = time.perf_counter(), psutil.Process()
+    while not stop.wait(0.5):
+        total = 0.0
+        for process in me.children(recursive=True):
+            try:
+                total += process.memory_full_info().pss / 2**20
+            except (psutil.Error, AttributeError):
+                continue
+        samples.append((time.perf_counter() - began, total))
+
+
+def flatness(samples: list[tuple[float, float]]) -> dict[str, float]:
+    """Peak, and the growth of the highest memory between the second and the last quarter of the run."""
+    values = [mib for _, mib in samples]
+    quarter = len(values) // 4
+    early, late = max(values[quarter : 2 * quarter]), max(values[-quarter:])
+    return {"peak_mib": round(max(values)), "second_quarter_mib": round(early), "last_quarter_mib": round(late)}
+
+
+def main() -> None:
+    """Measure both sizes and write benchmarks/results/round_overhead.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    results: dict[str, Any] = {}
+    for name, size in SIZES.items():
+        at_once = round(size["clients"] * size["fraction"])
+        bare = {
+            f"{processes} process(es)": bare_loop(at_once, size["batch"], arguments.rounds, processes)
+            for processes in (1, 2)
+        }
+        reference = min(statistics.median(seconds) for seconds in bare.values())
+        result: dict[str, Any] = {
+            "reference": {key: statistics.median(seconds) for key, seconds in bare.items()},
+            "target": size["target"],
+        }
+        for alignment in ("none", "gcsa"):
+            seconds, memory = simulated(size, arguments.rounds, alignment)
+            figure = statistics.median(seconds)
+            result[f"alignment {alignment}"] = {
+                "figure": figure,
+                "ratio": figure / reference,
+                "rounds": seconds,
+                "memory": flatness(memory),
+            }
+            print(f"{name}, alignment {alignment}: {figure:.2f} s / {reference:.2f} s = {figure / reference:.3f}")
+        results[name] = result
+    if not arguments.force:
+        command = f"python benchmarks/speed/round_overhead.py --rounds {arguments.rounds}"
+        print("wrote", write_results("round_overhead", {"command": command, "unit": "s per round", "sizes": results}))
+
+
+if __name__ == "__main__":
+    main()
