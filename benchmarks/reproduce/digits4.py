@@ -15,7 +15,6 @@ import logging
 import multiprocessing
 import resource
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ CONTROL = {name: "local, one architecture" if "one architecture" in name else "l
 
 def run_cell(settings: dict[str, Any]) -> dict[str, Any]:
     """Run one cell and return what the table needs of its summary."""
-    sys.path.insert(0, str(ROOT))
     from client_app.app import app as client_app
     from isoproto.in_process import InProcessGrid, task_identity
     from isoproto.run_folder import show_log

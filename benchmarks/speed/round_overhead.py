@@ -1,10 +1,10 @@
 """Seconds of a simulated round (Flower, Ray, checks, client models on disk) over a bare training loop's.
 
-Reference work (design.md 7): pictures 32x32x3, 300 to train and 100 to test per client, one epoch, the four demo models,
-class statistics and an evaluation before and after training. Two sizes: 20 clients at B = 32; 200 clients, 20 % a round,
-at B = 10. The bare loop is plain torch with models and float pictures in memory; the faster of one process with two
-threads and two processes with one thread counts. The simulated rounds exchange prototypes; start-up is left out on both
-sides. The second size also samples the memory of all processes.
+Reference work (design.md 7): pictures 32x32x3, 300 to train and 100 to test per client, one epoch, the four demo
+models, class statistics and an evaluation before and after training. Two sizes: 20 clients at B = 32; 200 clients,
+20 % a round, at B = 10. The bare loop is plain torch with models and float pictures in memory; the faster of one process
+with two threads and two processes with one thread counts. The simulated rounds exchange prototypes; start-up is left out
+on both sides. The memory of all processes is sampled.
 
     python benchmarks/speed/round_overhead.py [--rounds 10] [--force]
 """
@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -23,12 +22,9 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from machine import require_idle, write_results
 from torch import nn
 from torch.nn import functional
-
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
-
-from machine import require_idle, write_results
 
 from isoproto.flower_engine import run_under_flower
 from models import ModelSpec, architecture_for, create_model
