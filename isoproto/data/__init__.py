@@ -1,0 +1,74 @@
+"""Data sets by name, and their partition over clients."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from isoproto.data.base import ClientData, ImageDataset, to_float
+from isoproto.data.embedded import load_digits4
+from isoproto.data.folders import data_folder
+from isoproto.data.imagefolder import load_imagefolder
+from isoproto.data.npz import load_npz
+from isoproto.data.partition import (
+    PARTITIONERS,
+    ClientSplit,
+    PartitionOptions,
+    class_counts,
+    client_data,
+    partition_table,
+    split_clients,
+)
+from isoproto.data.torchvision_sets import load_torchvision
+from isoproto.registry import lookup
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "ClientData",
+    "ClientSplit",
+    "ImageDataset",
+    "Loader",
+    "PartitionOptions",
+    "class_counts",
+    "client_data",
+    "load_dataset",
+    "partition_table",
+    "split_clients",
+    "to_float",
+]
+
+Loader = Callable[[str, Path], ImageDataset]
+"""Reads a data set, given what follows the colon of its name (or "") and the folder of ``data-dir``."""
+
+DATASETS: dict[str, Loader] = {
+    "digits4": load_digits4,
+    "npz": load_npz,
+    "imagefolder": load_imagefolder,
+    "cifar10": functools.partial(load_torchvision, name="cifar10"),
+    "cifar100": functools.partial(load_torchvision, name="cifar100"),
+    "mnist": functools.partial(load_torchvision, name="mnist"),
+    "fashionmnist": functools.partial(load_torchvision, name="fashionmnist"),
+    "usps": functools.partial(load_torchvision, name="usps"),
+    "svhn": functools.partial(load_torchvision, name="svhn"),
+}
+
+
+@functools.lru_cache(maxsize=4)
+def load_dataset(name: str, data_dir: str = "") -> ImageDataset:
+    """Return a data set; this process keeps the four it used last.
+
+    Args:
+        name: Key of ``DATASETS``; ``npz:FILE`` and ``imagefolder:FOLDER`` say where to look.
+        data_dir: Folder that holds data files and that relative paths start from; empty for the default.
+
+    Raises:
+        ConfigError: If no data set has the name.
+        DataError: If it cannot be found or read.
+
+    Example:
+        >>> digits = load_dataset("digits4")
+        >>> digits.x.shape, digits.domains, int(digits.test.sum())
+        (torch.Size([6400, 1, 32, 32]), ('scan', 'pen', 'print', 'scene'), 1600)
+    """
+    key, _, argument = name.partition(":")
+    return lookup(DATASETS, "data", key)(argument, data_folder(data_dir))

@@ -1,0 +1,108 @@
+"""What a data set is to everything else: pictures as bytes, their labels, and where each belongs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isoproto.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageDataset:
+    """A labelled set of equally large pictures, checked when it is made.
+
+    Attributes:
+        x: Pictures, shape ``[N, channels, H, W]``, uint8, one or three channels.
+        y: Class of each picture, shape ``[N]``, int64, in ``[0, C)``.
+        test: Whether a picture belongs to the official test part, shape ``[N]``, bool.
+        classes: Names of the ``C`` classes; their order is the meaning of ``y``.
+        domain: Domain of each picture, shape ``[N]``, int64; ``None`` if the set has no domains.
+        domains: Names of the domains; empty if the set has none.
+        source: What the set was read from, for error texts and logs.
+
+    Raises:
+        DataError: If shapes, types or ranges are not as above.
+
+    Example:
+        >>> pictures, part = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([False, True])
+        >>> ImageDataset(pictures, torch.tensor([0, 2]), part, ("cat", "dog"), source="pets.npz")
+        Traceback (most recent call last):
+        isoproto.errors.DataError: pets.npz: labels must be in [0, 2), got 2 for sample 1
+    """
+
+    x: Tensor
+    y: Tensor
+    test: Tensor
+    classes: tuple[str, ...]
+    domain: Tensor | None = None
+    domains: tuple[str, ...] = ()
+    source: str = "data set"
+
+    def __post_init__(self) -> None:
+        self._check_tensor("pictures", self.x, torch.uint8, dims=4)
+        count, channels = self.x.shape[:2]
+        if count == 0:
+            raise DataError(f"{self.source}: holds no picture; at least one is needed")
+        if channels not in (1, 3):
+            shape = tuple(self.x.shape)
+            raise DataError(f"{self.source}: pictures must have 1 or 3 channels, got {channels} (shape {shape})")
+        self._check_tensor("the official-test mask", self.test, torch.bool, dims=1)
+        self._check_index("labels", self.y, len(self.classes))
+        if (self.domain is None) != (not self.domains):
+            raise DataError(
+                f"{self.source}: the domain of each picture and the domain names come together or not at all"
+            )
+        if self.domain is not None:
+            self._check_index("domains", self.domain, len(self.domains))
+
+    def _check_tensor(self, what: str, tensor: Tensor, dtype: torch.dtype, dims: int) -> None:
+        if tensor.dtype != dtype or tensor.dim() != dims or len(tensor) != len(self.x):
+            wanted = f"{dtype} of {dims} dimension(s), {len(self.x)} long"
+            raise DataError(f"{self.source}: {what} must be {wanted}, got {tensor.dtype} {tuple(tensor.shape)}")
+
+    def _check_index(self, what: str, index: Tensor, limit: int) -> None:
+        self._check_tensor(what, index, torch.int64, dims=1)
+        wrong = torch.nonzero((index < 0) | (index >= limit)).flatten()
+        if len(wrong):
+            first = int(wrong[0])
+            raise DataError(
+                f"{self.source}: {what} must be in [0, {limit}), got {int(index[first])} for sample {first}"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientData:
+    """What one client trains and is tested on; either part may be empty.
+
+    Attributes:
+        train_x: Training pictures, shape ``[n, channels, H, W]``, uint8.
+        train_y: Their classes, shape ``[n]``, int64.
+        test_x: Test pictures, shape ``[m, channels, H, W]``, uint8.
+        test_y: Their classes, shape ``[m]``, int64.
+        classes: Names of all ``C`` classes of the federation, also of those that the client lacks.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: tuple[str, ...]
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Map bytes to ``[-1, 1]``, the scale that all our models are trained on.
+
+    ``(x / 255 - 0.5) / 0.5`` for each channel.
+
+    Args:
+        x: Pictures of any shape, uint8.
+
+    Returns:
+        The same shape, float32.
+
+    Example:
+        >>> to_float(torch.tensor([0, 51, 255], dtype=torch.uint8))
+        tensor([-1.0000, -0.6000,  1.0000])
+    """
+    return x.to(torch.float32).div_(255).sub_(0.5).div_(0.5)

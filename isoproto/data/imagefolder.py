@@ -1,0 +1,68 @@
+"""Data sets as folders of pictures, one folder a class."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from isoproto.data.base import ImageDataset
+from isoproto.data.folders import cached_array, content_key, find
+from isoproto.data.pictures import decode_pictures
+from isoproto.errors import DataError
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_PARTS = {"train": False, "test": True, "val": True}  # name -> is it the official test part
+
+
+def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
+    """Read pictures that lie as ``[train|test|val/][domain/]class/name.png`` under one folder.
+
+    Without ``train`` and ``test`` (or ``val``) folders there is no official test part. Classes and domains are
+    numbered in the order of their names. All pictures are resized to the most frequent size, or to squares:
+    ``imagefolder:photos@64``. They are decoded once and kept in ``cache_folder()``.
+
+    Args:
+        argument: Path of the folder, relative to ``folder``, ``~`` allowed; optionally ``@`` and a side in pixels.
+        folder: See ``data_folder``.
+
+    Raises:
+        DataError: If the folder is missing, holds no pictures, mixes layouts, or a picture cannot be read.
+    """
+    where, side = _split_side(argument)
+    root = find("imagefolder", where, folder)
+    files = sorted(
+        path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+    )
+    if not files:
+        raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class")
+    places = [path.relative_to(root).parts[:-1] for path in files]
+    has_parts = {place[0] for place in places if place} <= _PARTS.keys()
+    test = [has_parts and _PARTS[place[0]] for place in places]
+    labels = [place[1:] if has_parts else place for place in places]
+    for path, label in zip(files, labels, strict=True):
+        if not 1 <= len(label) <= 2 or len(label) != len(labels[0]):
+            raise DataError(
+                f"{path}: pictures must all lie as class/name.png or all as domain/class/name.png under "
+                f"{root} (or under its train and test folders)"
+            )
+    class_of, domain_of = [label[-1] for label in labels], [label[0] for label in labels]
+    classes, domains = tuple(sorted(set(class_of))), tuple(sorted(set(domain_of))) if len(labels[0]) == 2 else ()
+    listing = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    x = cached_array(
+        content_key(root.name, (listing, side)), lambda: decode_pictures(files, lambda i: str(files[i]), side)
+    )
+    return ImageDataset(
+        x=torch.from_numpy(x),
+        y=torch.tensor([classes.index(name) for name in class_of]),
+        test=torch.tensor(test),
+        classes=classes,
+        domain=torch.tensor([domains.index(name) for name in domain_of]) if domains else None,
+        domains=domains,
+        source=str(root),
+    )
+
+
+def _split_side(argument: str) -> tuple[str, int | None]:
+    """``"photos@64"`` is ``("photos", 64)``."""
+    match = re.fullmatch(r"(.+)@([1-9]\d*)", argument)
+    return (match[1], int(match[2])) if match else (argument, None)

@@ -1,0 +1,144 @@
+"""Data sets in one ``.npz`` file: plain arrays, or encoded pictures laid end to end."""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from isoproto.data.base import ImageDataset
+from isoproto.data.folders import cached_array, content_key, find
+from isoproto.data.pictures import decode_pictures
+from isoproto.errors import DataError
+
+Array = npt.NDArray[Any]
+
+
+def load_npz(argument: str, folder: Path) -> ImageDataset:
+    """Read a file of either kind.
+
+    *Arrays*: ``train_x`` uint8 ``[N, H, W, channels]`` or ``[N, H, W]``, ``train_y`` integer ``[N]``; optionally
+    the same as ``test_x``, ``test_y``; ``classes``, the names; optionally ``train_domain``, ``test_domain``
+    integer ``[N]`` and ``domains``, the names.
+
+    *Encoded pictures*: ``jpeg`` uint8, all files end to end (any format pillow reads); ``offsets`` integer
+    ``[N + 1]``, picture *i* is ``jpeg[offsets[i]:offsets[i + 1]]``; ``labels`` integer ``[N]``; ``split`` ``[N]``,
+    0 for train, 1 for test; ``classes``; optionally ``domain`` ``[N]`` and ``domains``. They are decoded once and
+    kept in ``cache_folder()``.
+
+    Other arrays are ignored; nothing is ever unpickled.
+
+    Args:
+        argument: Path of the file, relative to ``folder``, ``~`` allowed.
+        folder: See ``data_folder``.
+
+    Raises:
+        DataError: If the file is missing, damaged, of neither kind, or its arrays do not fit together.
+    """
+    path = find("npz", argument, folder)
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
+    with np.load(path, allow_pickle=False) as archive:
+        read = _Reader(path, archive)
+        if "jpeg" in archive:
+            return _encoded(path, read)
+        if "train_x" in archive:
+            return _arrays(path, read)
+        raise DataError(
+            f"{path}: must hold `train_x` (arrays) or `jpeg` (encoded pictures), got {', '.join(archive.files)}"
+        )
+
+
+class _Reader:
+    """Reads checked arrays of one file. Each read unpacks the array again: read each once."""
+
+    def __init__(self, path: Path, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
+        self.path, self.archive = path, archive
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.archive
+
+    def __call__(self, key: str, kinds: str, wanted: str, dims: tuple[int, ...] = (1,)) -> Array:
+        """Read array ``key`` if its dtype kind and its number of dimensions are as wanted, else say so."""
+        if key not in self.archive:
+            raise DataError(f"{self.path}: array `{key}` is missing; wanted {wanted}")
+        try:
+            array: Array = self.archive[key]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as err:
+            raise DataError(f"{self.path}: array `{key}` cannot be read ({err}); wanted {wanted}") from err
+        if array.dtype.kind not in kinds or array.ndim not in dims:
+            raise DataError(f"{self.path}: array `{key}` must be {wanted}, got {array.dtype} {array.shape}")
+        return array
+
+    def pictures(self, key: str) -> npt.NDArray[np.uint8]:
+        """Pictures ``[N, H, W, channels]`` as ``[N, channels, H, W]``."""
+        x = self(key, "iuf", "uint8 [N, H, W, channels]", (3, 4))
+        if x.dtype != np.uint8:
+            raise DataError(f"{self.path}: array `{key}` must be uint8 (0 to 255), got {x.dtype}")
+        return (x if x.ndim == 4 else x[..., None]).transpose(0, 3, 1, 2)
+
+    def index(self, key: str, length: int) -> npt.NDArray[np.int64]:
+        index = self(key, "iu", f"integer [{length}]")
+        if len(index) != length:
+            raise DataError(f"{self.path}: array `{key}` must be integer [{length}], got length {len(index)}")
+        return index.astype(np.int64)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        return tuple(map(str, self(key, "U", "text [names]")))
+
+
+def _arrays(path: Path, read: _Reader) -> ImageDataset:
+    parts = [part for part in ("train", "test") if f"{part}_x" in read]
+    x = [read.pictures(f"{part}_x") for part in parts]
+    shapes = {part.shape[1:] for part in x}
+    if len(shapes) > 1:
+        raise DataError(
+            f"{path}: `train_x` and `test_x` must hold pictures of one shape, got {x[0].shape} and {x[1].shape}"
+        )
+    domains = read.names("domains") if "domains" in read else ()
+
+    def join(key: str) -> torch.Tensor:
+        return torch.from_numpy(
+            np.concatenate([read.index(f"{p}_{key}", len(a)) for p, a in zip(parts, x, strict=True)])
+        )
+
+    return ImageDataset(
+        x=torch.from_numpy(np.concatenate(x)).contiguous(),
+        y=join("y"),
+        test=torch.arange(sum(map(len, x))) >= len(x[0]),
+        classes=read.names("classes"),
+        domain=join("domain") if domains else None,
+        domains=domains,
+        source=str(path),
+    )
+
+
+def _encoded(path: Path, read: _Reader) -> ImageDataset:
+    offsets = read("offsets", "iu", "integer [N + 1]").astype(np.int64)
+    count = len(offsets) - 1
+    split = read.index("split", count)
+    if not np.isin(split, (0, 1)).all():
+        raise DataError(f"{path}: array `split` must be 0 (train) or 1 (test), got {np.unique(split)[:5].tolist()}")
+    domains = read.names("domains") if "domains" in read else ()
+
+    def decode() -> npt.NDArray[np.uint8]:
+        jpeg = read("jpeg", "u", "uint8 [bytes]")
+        if offsets[0] != 0 or offsets[-1] != len(jpeg) or (np.diff(offsets) < 0).any():
+            raise DataError(f"{path}: array `offsets` must rise from 0 to the {len(jpeg)} bytes of `jpeg`")
+        return decode_pictures(np.split(jpeg, offsets[1:-1]), lambda i: f"{path}, picture {i}")
+
+    # The zip directory's checksums name the content, so a copied or touched file is not decoded again.
+    with zipfile.ZipFile(path) as archive:
+        key = content_key(path.stem, [(member.filename, member.file_size, member.CRC) for member in archive.infolist()])
+    return ImageDataset(
+        x=torch.from_numpy(cached_array(key, decode)),
+        y=torch.from_numpy(read.index("labels", count)),
+        test=torch.from_numpy(split == 1),
+        classes=read.names("classes"),
+        domain=torch.from_numpy(read.index("domain", count)) if domains else None,
+        domains=domains,
+        source=str(path),
+    )

@@ -1,0 +1,280 @@
+"""Which client gets which samples of a data set, to train on and to be tested on."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from isoproto.data.base import ClientData, ImageDataset
+from isoproto.data.partitioners import (
+    PARTITIONERS,
+    Indices,
+    Labels,
+    Partitioner,
+    PartitionOptions,
+    parse_label_sets,
+)
+from isoproto.data.partitioners.base import gather
+from isoproto.errors import ConfigError, DataError
+from isoproto.registry import lookup
+
+__all__ = [
+    "PARTITIONERS",
+    "SPLITS",
+    "ClientSplit",
+    "PartitionOptions",
+    "Partitioner",
+    "class_counts",
+    "client_data",
+    "partition_table",
+    "split_clients",
+]
+
+logger = logging.getLogger("isoproto")
+
+_MAX_SEED = 2**32 - 1
+_DEFAULT = PartitionOptions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientSplit:
+    """Indices into a data set: what one client trains on and what it is tested on, disjoint, int64."""
+
+    train: Indices
+    test: Indices
+
+
+def split_clients(
+    dataset: ImageDataset,
+    *,
+    partition: str,
+    clients: int,
+    seed: int,
+    options: PartitionOptions = _DEFAULT,
+    split: str = "merged",
+    test_fraction: float = 0.25,
+) -> list[ClientSplit]:
+    """Deal a data set out to clients and split each share into a training and a test part.
+
+    The same arguments give the same answer on every machine, so each node can compute it and take its own share.
+    Classes that no client holds are logged as a warning.
+
+    Args:
+        dataset: What is dealt out.
+        partition: Key of ``PARTITIONERS``, or ``classes:0,1,3;2,7;4`` with the classes of each client.
+        clients: Number of clients ``N``, >= 1.
+        seed: Of the partition and of the clients' own splits, in ``[0, 2**32)``.
+        options: Settings of the partitioner; ``min_samples`` concerns training and test part together if
+            ``split`` is ``merged``, the training part if it is ``official``.
+        split: ``merged``: the official parts are pooled and dealt out, then each client draws its own test part
+            (FedSAF's protocol). ``official``: the official training part is dealt out, and the official test
+            samples go to the clients in proportion to the training samples they hold of the same class (and
+            domain), by largest remainders, each to one client at most.
+        test_fraction: Share of a client's samples that is its test part if ``split`` is ``merged``, in
+            ``[0, 1)``. Unless it is 0, a client with two samples or more has at least one in either part; a
+            single sample is for training.
+
+    Raises:
+        ConfigError: If a name is unknown or a number out of range.
+        DataError: If the data cannot be dealt out as asked.
+
+    Example:
+        >>> from isoproto.data import load_dataset
+        >>> shares = split_clients(load_dataset("digits4"), partition="iid", clients=20, seed=1)
+        >>> {(len(share.train), len(share.test)) for share in shares}
+        {(240, 80)}
+    """
+    if clients < 1:
+        raise ConfigError(f"the number of clients must be >= 1, got {clients}")
+    if not 0 <= seed <= _MAX_SEED:
+        raise ConfigError(f"`partition-seed` must be in [0, {_MAX_SEED}], got {seed}")
+    if not 0 <= test_fraction < 1:
+        raise ConfigError(f"`test-fraction` must be in [0, 1), got {test_fraction}")
+    name, _, argument = partition.partition(":")
+    partitioner = lookup(PARTITIONERS, "partition", name)
+    if argument:
+        if name != "classes":
+            raise ConfigError(f"partition {name!r} takes no argument, got {argument!r}; only 'classes' does")
+        options = replace(options, label_sets=parse_label_sets(argument))
+    shares = lookup(SPLITS, "split", split)(
+        dataset, partitioner, clients, np.random.RandomState(seed), options, test_fraction
+    )
+    _report_unheld(dataset, shares)
+    return shares
+
+
+def _merged(
+    dataset: ImageDataset,
+    partitioner: Partitioner,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+    test_fraction: float,
+) -> list[ClientSplit]:
+    """FedSAF's protocol; the calls to ``rng`` are those of HtFLlib's split, one permutation per client."""
+    parts = partitioner(_numpy(dataset.y), _domains(dataset), clients, rng, options)
+    shares = []
+    for part in parts:
+        shuffled = part[rng.permutation(len(part))]
+        most = len(part) - 1 if test_fraction and len(part) > 1 else len(part)
+        train = min(max(int((1 - test_fraction) * len(part)), 1), most)
+        shares.append(ClientSplit(train=shuffled[len(part) - train :], test=shuffled[: len(part) - train]))
+    return shares
+
+
+def _official(
+    dataset: ImageDataset,
+    partitioner: Partitioner,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+    test_fraction: float,
+) -> list[ClientSplit]:
+    """Train parts from the official train part, test parts from the official test part."""
+    is_test = _numpy(dataset.test)
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if not len(train) or not len(test):
+        raise DataError(
+            f'{dataset.source}: `split = "official"` needs official training and test samples, got {len(train)} and '
+            f'{len(test)}; use `split = "merged"`'
+        )
+    labels, domains = _numpy(dataset.y), _domains(dataset)
+    group = labels if domains is None else labels + len(dataset.classes) * domains
+    parts = partitioner(labels[train], None if domains is None else domains[train], clients, rng, options)
+    parts = [train[part] for part in parts]
+    tests = _deal_in_proportion(group, parts, rng.permutation(test), rng)
+    return [ClientSplit(train=a, test=b) for a, b in zip(parts, tests, strict=True)]
+
+
+def _deal_in_proportion(
+    group: Indices, parts: list[Indices], test: Indices, rng: np.random.RandomState
+) -> list[Indices]:
+    """Deal ``test`` in proportion to what each client holds of each ``group``, by largest remainders.
+
+    Args:
+        group: Group of each sample of the data set, in ``[0, G)``.
+        parts: Training samples of each of the ``N`` clients.
+        test: Test samples in random order.
+        rng: Breaks ties, so that low client numbers have no advantage.
+    """
+    groups = int(group.max()) + 1
+    held = np.stack([np.bincount(group[part], minlength=groups) for part in parts])  # [N, G]
+    available = np.bincount(group[test], minlength=groups)  # [G]
+    total = held.sum(0)
+    share, remainder = np.divmod(held * available, np.maximum(total, 1))
+    left = np.where(total > 0, available, 0) - share.sum(0)
+    rank = np.lexsort((rng.random_sample(held.shape), -remainder), axis=0).argsort(axis=0)
+    share += rank < left  # [N, G]
+
+    order = test[np.argsort(group[test], kind="stable")]
+    order = order[total[group[order]] > 0]  # nobody is asked about what nobody learns
+    owner = np.repeat(np.tile(np.arange(len(parts)), groups), share.T.ravel())
+    return gather(order, owner, len(parts))
+
+
+Split = Callable[[ImageDataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
+
+SPLITS: dict[str, Split] = {"merged": _merged, "official": _official}
+
+
+def client_data(dataset: ImageDataset, split: ClientSplit) -> ClientData:
+    """Copy one client's samples out of the data set, into tensors of its own.
+
+    Example:
+        >>> from isoproto.data import load_dataset
+        >>> digits = load_dataset("digits4")
+        >>> client_data(digits, ClientSplit(train=np.arange(3), test=np.arange(5, 7))).test_x.shape
+        torch.Size([2, 1, 32, 32])
+    """
+    train, test = torch.from_numpy(split.train), torch.from_numpy(split.test)
+    return ClientData(
+        train_x=dataset.x[train],
+        train_y=dataset.y[train],
+        test_x=dataset.x[test],
+        test_y=dataset.y[test],
+        classes=dataset.classes,
+    )
+
+
+def class_counts(labels: Tensor | Labels, num_classes: int) -> Indices:
+    """Return the number of samples of each class, shape ``[C]``.
+
+    Example:
+        >>> class_counts(torch.tensor([0, 2, 2]), 4)
+        array([1, 0, 2, 0])
+    """
+    return np.bincount(np.asarray(labels), minlength=num_classes)
+
+
+def partition_table(counts: Indices, width: int = 100, max_rows: int = 40) -> str:
+    """Return a table of samples per client and class, for the log.
+
+    One row a client, one column a class where that fits; else the client's largest classes as ``class:samples``.
+
+    Args:
+        counts: Samples of each client and class, shape ``[N, C]``.
+        width: Longest line in characters, >= 40.
+        max_rows: Clients that are listed, >= 1; the first line sums up all.
+
+    Example:
+        >>> print(partition_table(np.array([[5, 0], [12, 3]])))
+        2 clients, 20 samples; a client has 5 to 15 samples (median 10) of 1 to 2 classes (median 1.5)
+        client  samples  classes |  0  1
+             0        5        1 |  5  .
+             1       15        2 | 12  3
+    """
+    samples, held = counts.sum(1), (counts > 0).sum(1)
+    summary = (
+        f"{len(counts)} clients, {samples.sum()} samples; a client has {samples.min()} to {samples.max()} samples "
+        f"(median {np.median(samples):g}) of {held.min()} to {held.max()} classes (median {np.median(held):g})"
+    )
+    lead = "client  samples  classes |"
+    cell = len(str(max(counts.max(), counts.shape[1] - 1))) + 1
+    if len(lead) + cell * counts.shape[1] <= width:
+        lead += "".join(f"{c:>{cell}}" for c in range(counts.shape[1]))
+        cells = ["".join(f"{n or '.':>{cell}}" for n in row) for row in counts.tolist()]
+    else:
+        cells = [_largest_classes(row, width - len(lead)) for row in counts]
+        lead += " largest classes"
+    rows = [f"{i:>6}  {samples[i]:>7}  {held[i]:>7} |{text}" for i, text in enumerate(cells[:max_rows])]
+    more = [f"   ...  and {len(counts) - max_rows} clients more"] if len(counts) > max_rows else []
+    return "\n".join([summary, lead, *rows, *more])
+
+
+def _largest_classes(counts: Indices, width: int) -> str:
+    """As many ``class:samples`` as fit, largest first."""
+    text = ""
+    for label in np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]:
+        longer = f"{text} {label}:{counts[label]}"
+        if len(longer) > width - len(" ..."):
+            return f"{text} ..."
+        text = longer
+    return text
+
+
+def _report_unheld(dataset: ImageDataset, shares: list[ClientSplit]) -> None:
+    used = np.concatenate([part for share in shares for part in (share.train, share.test)])
+    labels = _numpy(dataset.y)
+    everything = class_counts(labels, len(dataset.classes))
+    lost = np.flatnonzero((everything > 0) & (class_counts(labels[used], len(dataset.classes)) == 0))
+    if len(lost):
+        names = ", ".join(repr(dataset.classes[c]) for c in lost[:10]) + (", ..." if len(lost) > 10 else "")
+        logger.warning(
+            "%d classes are held by no client and their %d samples are not used: %s",
+            len(lost),
+            everything[lost].sum(),
+            names,
+        )
+
+
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    return tensor.numpy()
+
+
+def _domains(dataset: ImageDataset) -> Indices | None:
+    return None if dataset.domain is None else dataset.domain.numpy()

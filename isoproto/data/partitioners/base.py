@@ -1,0 +1,102 @@
+"""What all partitioners have in common."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from isoproto.errors import ConfigError, DataError
+
+Indices = npt.NDArray[np.int64]
+Labels = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionOptions:
+    """Settings of the partitioners; each uses those that concern it.
+
+    Attributes:
+        alpha: Concentration of ``dirichlet`` and ``dirichlet_equal``, dimensionless, > 0; small is uneven.
+        classes_per_client: Classes that a client holds under ``shards``, >= 1.
+        min_samples: Samples that every client gets at least, >= 0; 0 allows empty clients.
+        label_sets: The classes of each client under ``classes``.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    alpha: float = 0.1
+    classes_per_client: int = 2
+    min_samples: int = 2
+    label_sets: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf"):
+            raise ConfigError(f"`alpha` must be finite and > 0, got {self.alpha}")
+        if self.classes_per_client < 1:
+            raise ConfigError(f"`classes-per-client` must be >= 1, got {self.classes_per_client}")
+        if self.min_samples < 0:
+            raise ConfigError(f"`min-samples` must be >= 0, got {self.min_samples}")
+
+
+Partitioner = Callable[[Labels, Indices | None, int, np.random.RandomState, PartitionOptions], list[Indices]]
+"""``partition(labels, domains, clients, rng, options)``: each client's indices into ``labels`` ``[n]``.
+
+Every node of a federation computes the whole partition and takes its own share, so the generator is NumPy's
+``RandomState``, whose stream never changes from one NumPy version to the next; ``Generator`` promises no such thing.
+"""
+
+
+def check_enough(samples: int, clients: int, min_samples: int) -> None:
+    """Raise ``DataError`` if ``clients`` cannot have ``min_samples`` each, whatever the partition."""
+    if samples < clients * min_samples:
+        raise DataError(
+            f"{samples} samples cannot give {clients} clients at least {min_samples} samples each "
+            f"({clients * min_samples} are needed); use fewer clients, a smaller `min-samples`, or more data"
+        )
+
+
+def check_smallest(parts: list[Indices], min_samples: int, remedy: str) -> list[Indices]:
+    """Return ``parts``, or raise ``DataError`` if one has fewer than ``min_samples`` samples."""
+    sizes = [len(part) for part in parts]
+    if min(sizes) < min_samples:
+        raise DataError(
+            f"client {int(np.argmin(sizes))} of {len(parts)} would get {min(sizes)} sample(s), fewer than "
+            f"`min-samples` = {min_samples}; {remedy}"
+        )
+    return parts
+
+
+def gather(order: Indices, owner: Indices, clients: int) -> list[Indices]:
+    """Hand ``order[i]`` to client ``owner[i]``, who keeps the order.
+
+    Example:
+        >>> [part.tolist() for part in gather(np.array([5, 3, 4, 7]), np.array([1, 0, 1, 0]), 3)]
+        [[3, 7], [5, 4], []]
+    """
+    sizes = np.bincount(owner, minlength=clients)
+    return np.split(order[np.argsort(owner, kind="stable")], np.cumsum(sizes)[:-1])
+
+
+def deal(groups: Iterable[tuple[Indices, Indices]], clients: int, rng: np.random.RandomState) -> list[Indices]:
+    """Deal each group of samples at random and evenly among its holders; a group without holders stays unused.
+
+    Args:
+        groups: Samples and the distinct clients that share them, in turn; shares differ by at most one sample,
+            the first holders having the larger ones.
+        clients: Number of clients ``N``.
+        rng: Draws who gets which sample.
+
+    Example:
+        >>> groups = [(np.array([0, 1, 2]), np.array([1, 0])), (np.array([3]), np.array([1]))]
+        >>> [len(part) for part in deal(groups, 2, np.random.RandomState(0))]
+        [1, 3]
+    """
+    order, owner = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for samples, holders in groups:
+        if len(holders):
+            order.append(rng.permutation(samples))
+            owner.append(np.resize(holders, len(samples)))
+    return gather(np.concatenate(order), np.concatenate(owner), clients)

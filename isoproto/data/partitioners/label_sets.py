@@ -1,0 +1,65 @@
+"""The partition by a list that says which classes each client holds."""
+
+import numpy as np
+
+from isoproto.data.partitioners.base import Indices, Labels, PartitionOptions, check_smallest, deal
+from isoproto.errors import DataError
+
+
+def label_sets_partition(
+    labels: Labels,
+    domains: Indices | None,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+) -> list[Indices]:
+    """Give client ``i`` samples of the classes ``options.label_sets[i]``, and of no other.
+
+    The samples of a class are dealt evenly among the clients that list it; those of a class that nobody lists
+    stay unused. An empty set makes an empty client, if ``min_samples`` is 0.
+
+    Raises:
+        DataError: If the number of sets is not the number of clients, a class is listed that the data lack, or a
+            client would get fewer than ``min_samples`` samples.
+
+    Example:
+        >>> labels = np.repeat([0, 1, 2], 4)
+        >>> sets = PartitionOptions(label_sets=((0, 1), (1,)))
+        >>> parts = label_sets_partition(labels, None, 2, np.random.RandomState(0), sets)
+        >>> [np.bincount(labels[part]).tolist() for part in parts]
+        [[4, 2], [0, 2]]
+    """
+    sets = options.label_sets
+    if len(sets) != clients:
+        raise DataError(
+            f"partition 'classes' must list the classes of each of the {clients} clients, got {len(sets)} lists; "
+            'write `partition = "classes:0,1,3;2,7;4"` for three clients'
+        )
+    present = np.unique(labels)
+    if unknown := sorted({label for held in sets for label in held} - set(present.tolist())):
+        raise DataError(f"partition 'classes' lists {unknown}, but the data hold only the classes {present.tolist()}")
+    groups = (
+        (np.flatnonzero(labels == label), np.array([i for i, held in enumerate(sets) if label in held], np.int64))
+        for label in present
+    )
+    parts = deal(groups, clients, rng)
+    return check_smallest(parts, options.min_samples, "list more classes for it, or set `min-samples` to 0")
+
+
+def parse_label_sets(text: str) -> tuple[tuple[int, ...], ...]:
+    """Read ``"0,1,3;2,7;4"``: clients separated by semicolons, class numbers by commas.
+
+    Raises:
+        DataError: If something else than class numbers is found.
+
+    Example:
+        >>> parse_label_sets("0,1,3; 2,7; 4")
+        ((0, 1, 3), (2, 7), (4,))
+    """
+    try:
+        return tuple(tuple(int(label) for label in held.split(",") if held.strip()) for held in text.split(";"))
+    except ValueError as err:
+        raise DataError(
+            f"partition 'classes:{text}' must be class numbers, with commas between those of one client and "
+            "semicolons between clients, as in 'classes:0,1,3;2,7;4'"
+        ) from err

@@ -1,0 +1,76 @@
+"""Encoded pictures to one array: the part that all readers of picture files share."""
+
+import io
+import logging
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from isoproto.errors import DataError
+
+logger = logging.getLogger("isoproto")
+
+_GREY_MODES = {"1", "L", "LA"}
+_DEEP_MODES = {"I", "F"}  # and "I;16", "I;16B", ...: more than eight bits a channel
+# What pillow raises for a file that is no picture, or half of one, or suspiciously large.
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+def decode_pictures(
+    pictures: Sequence[Path | npt.NDArray[np.uint8]], name: Callable[[int], str], side: int | None = None
+) -> npt.NDArray[np.uint8]:
+    """Decode picture files into one array.
+
+    The array is grey only if every picture is, else RGB. Pictures of another size than the most frequent one (the
+    first seen, if several are) are resized to it, whatever their aspect ratio.
+
+    Args:
+        pictures: Paths, or the bytes of files, ``N`` of any format that pillow knows, eight bits a channel.
+        name: What to call picture ``i`` in an error text.
+        side: Resize all to ``side x side`` pixels instead.
+
+    Returns:
+        Shape ``[N, channels, H, W]``, 1 or 3 channels.
+
+    Raises:
+        DataError: If a picture cannot be read or has more than eight bits a channel.
+    """
+    # Headers alone first: sizes and modes must be known before the array is allocated.
+    sizes: Counter[tuple[int, int]] = Counter()
+    modes = set()
+    for i, picture in enumerate(pictures):
+        with _opened(picture, i, name) as image:
+            sizes[image.size] += 1
+            modes.add(image.mode)
+    grey = modes <= _GREY_MODES
+    size = (side, side) if side else sizes.most_common(1)[0][0]
+    if resized := len(pictures) - sizes[size]:
+        logger.info("%d of %d pictures are resized to %dx%d", resized, len(pictures), *size)
+
+    out = np.empty((len(pictures), 1 if grey else 3, size[1], size[0]), np.uint8)
+    for i, picture in enumerate(pictures):
+        with _opened(picture, i, name) as image:
+            plain = image.convert("L" if grey else "RGB")
+            pixels = np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.LANCZOS))
+        out[i] = pixels if grey else pixels.transpose(2, 0, 1)
+    return out
+
+
+@contextmanager
+def _opened(picture: Path | npt.NDArray[np.uint8], i: int, name: Callable[[int], str]) -> Iterator[Image.Image]:
+    """Open a picture; whatever goes wrong until it is closed is told with its name."""
+    try:
+        with Image.open(picture if isinstance(picture, Path) else io.BytesIO(picture.tobytes())) as image:
+            if image.mode in _DEEP_MODES or image.mode.startswith("I;"):
+                raise DataError(f"{name(i)}: must have 8 bits a channel, got mode {image.mode}; save it as 8-bit")
+            yield image
+    except DataError:
+        raise
+    except _UNREADABLE as err:
+        raise DataError(f"{name(i)}: not a readable picture ({err}); repair or remove it") from err
