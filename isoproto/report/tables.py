@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +26,8 @@ def summary_table(run: RunSummary) -> Table:
         text, whatever they hold.
     """
     summary = run.summary
-    accuracy, traffic, clients = summary["accuracy"], summary["bytes"], summary["clients"]
+    accuracy, traffic, seconds, clients = (summary[part] for part in ("accuracy", "bytes", "seconds", "clients"))
+    who = f"{clients['evaluated']} of {clients['total']} clients"
     k = decile_size(max(1, clients["evaluated"]))
     decile = "the {} client" if k == 1 else f"mean of the {k} {{}} clients"
     table = Table(title=Text(plain(run.name), style="bold"), title_justify="left", show_header=False)
@@ -33,81 +35,48 @@ def summary_table(run: RunSummary) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
 
-    table.add_row("status", _status(summary), Text(plain(summary["reason"])))
-    table.add_row("rounds", str(summary["rounds"]), "")
-    table.add_row(
-        "accuracy, mean",
-        Text(percent(accuracy["mean"]), "bold"),
-        f"over {_clients(clients['evaluated'])} of {clients['total']}: own model, own test data",
+    rows: tuple[tuple[str, Text | str, Text | str], ...] = (
+        ("status", _status(summary), Text(plain(summary["reason"]))),
+        ("rounds", str(summary["rounds"]), ""),
+        ("accuracy, mean", Text(percent(accuracy["mean"]), "bold"), f"{who}: own model, own test data"),
+        ("accuracy, micro", percent(accuracy["micro"]), "each test sample counts the same"),
+        ("worst decile", percent(accuracy["worst_decile"]), decile.format("worst")),
+        ("best decile", percent(accuracy["best_decile"]), decile.format("best")),
+        ("spread", points(accuracy["std"]), "standard deviation over clients"),
+        ("best round", percent(accuracy["best"]), _best_round(accuracy)),
+        ("last five rounds", percent(accuracy["last5"]), "mean of the rounds' means"),
+        ("nearest prototype", percent(accuracy["nearest_prototype"]), "the nearest global prototype answers"),
+        ("before training", percent(accuracy["initial"]), "mean before round 1"),
+        ("sent", size(traffic["up"]), f"per client and round, serialised; rows alone {size(traffic['up_rows'])}"),
+        ("received", size(traffic["down"]), "per client and round, serialised"),
+        ("time per round", duration(seconds["round"]), f"median; {duration(seconds['total'])} in all"),
+        ("failed replies", _failed(clients["failed"]), _failures(clients["failed"])),
     )
-    table.add_row("accuracy, micro", percent(accuracy["micro"]), "each test sample counts the same")
-    table.add_row("worst decile", percent(accuracy["worst_decile"]), decile.format("worst"))
-    table.add_row("best decile", percent(accuracy["best_decile"]), decile.format("best"))
-    table.add_row("spread", points(accuracy["std"]), "standard deviation over clients")
-    table.add_row("best round", percent(accuracy["best"]), _best_round(accuracy))
-    table.add_row("last five rounds", percent(accuracy["last5"]), "mean of the rounds' means")
-    table.add_row(
-        "nearest prototype",
-        percent(accuracy["nearest_prototype"]),
-        "the nearest global prototype answers instead of the head",
-    )
-    table.add_row("before training", percent(accuracy["initial"]), "mean before round 1")
-    table.add_row(
-        "bytes up",
-        size(traffic["up"]),
-        f"per client and round, serialised; the rows alone: {size(traffic['up_rows'])}",
-    )
-    table.add_row("bytes down", size(traffic["down"]), "per client and round, serialised")
-    table.add_row(
-        "time per round",
-        duration(summary["seconds"]["round"]),
-        f"median; {duration(summary['seconds']['total'])} in all",
-    )
-    table.add_row("failed replies", _failed(clients["failed"]), _failures(clients["failed"]))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def runs_table(runs: Iterable[RunSummary]) -> Table:
-    """One line for each run, in the order given."""
-    table = Table(title="Runs", title_justify="left")
-    table.add_column("run", no_wrap=True)
-    for heading in (
-        "status",
-        "rounds",
-        "clients",
-        "mean",
-        "micro",
-        "worst 10%",
-        "best (round)",
-        "up",
-        "down",
-        "round",
-        "failed",
-    ):
-        table.add_column(heading, justify="left" if heading == "status" else "right", no_wrap=True)
+    """One line for each run, in the order given; 80 columns show every figure."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for heading in ("rounds", "mean", "worst", "best (at)", "sent"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
-        summary = run.summary
-        accuracy, traffic, clients = summary["accuracy"], summary["bytes"], summary["clients"]
-        best = f"{percent(accuracy['best'])} ({accuracy['best_round']})" if accuracy["best"] else NOTHING
+        summary, accuracy = run.summary, run.summary["accuracy"]
+        best = NOTHING if accuracy["best"] is None else f"{percent(accuracy['best'])} ({accuracy['best_round']})"
         table.add_row(
             Text(plain(run.name)),
             _status(summary),
             str(summary["rounds"]),
-            str(clients["total"]),
             percent(accuracy["mean"]),
-            percent(accuracy["micro"]),
             percent(accuracy["worst_decile"]),
             best,
-            size(traffic["up"]),
-            size(traffic["down"]),
-            duration(summary["seconds"]["round"]),
-            _failed(clients["failed"]),
+            size(summary["bytes"]["up"]),
         )
     return table
-
-
-def _clients(count: int) -> str:
-    return f"{count} client" if count == 1 else f"{count} clients"
 
 
 def _status(summary: Mapping[str, Any]) -> Text:

@@ -1,0 +1,515 @@
+"""Run folders as a run writes them, made up from arithmetic, and what is read and shown of them."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from isoproto.errors import StateError
+from isoproto.metrics import accuracy_history, accuracy_summary, summarise
+from isoproto.report import list_runs, read_run, read_summary, runs_table, summary_table, write_report
+from isoproto.report.charts import PALETTE
+
+MODELS = ("cnn", "mlp", "mobilenet", "resnet10")
+DOMAINS = ("mnist", "optdigits", "pen", "rendered")
+CLASSES = tuple("0123456789")
+
+
+def fabricate(
+    folder: Path,
+    *,
+    clients=20,
+    rounds=10,
+    asked=None,
+    models=MODELS,
+    domains=DOMAINS,
+    classes=CLASSES,
+    losses=True,
+    exchange=True,
+    failures=(),
+    status="completed",
+    names=None,
+    seed=3,
+):
+    """Write the folder of a run whose clients learn along saturating curves.
+
+    ``asked`` clients train a round (all by default); ``status`` "running" leaves out what a run writes at its end.
+    """
+    rng = np.random.default_rng(seed)
+    names = names or [str(i) for i in range(clients)]
+    share = rng.dirichlet(np.full(len(classes), 0.4), size=clients)
+    train = np.stack([rng.multinomial(rng.integers(120, 360), p) for p in share])
+    test = np.maximum(train // 3, (train > 0).astype(int))
+    total = test.sum(axis=1)
+    model = [models[i % len(models)] for i in range(clients)]
+    ceiling = np.clip(0.93 - 0.07 * (np.arange(clients) % len(models)) + rng.normal(0, 0.05, clients), 0.3, 0.99)
+    pace = rng.uniform(2, 5, clients)
+
+    def correct(seen):
+        return np.round(total * (0.1 + (ceiling - 0.1) * (1 - np.exp(-seen / pace)))).astype(int)
+
+    folder.mkdir(parents=True)
+    config = {
+        "strategy": "isoproto",
+        "data": "digits4",
+        "partition": "dirichlet",
+        "alpha": 0.4,
+        "models": ",".join(models),
+        "rounds": rounds,
+        "fraction": 1.0 if asked is None else asked / clients,
+        "seed": 0,
+        "batch-size": 32,
+        "learning-rate": 0.02,
+        "frame": "procrustes",
+        "hyper.per-class": 5,
+        "hyper.steps": 30,
+        "stream": True,
+    }
+    (folder / "config.toml").write_text(
+        "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in config.items())
+    )
+    partition = [
+        {
+            "client": names[i],
+            "model": model[i],
+            "train": train[i].tolist(),
+            "test": test[i].tolist(),
+            "domain": domains[i * len(domains) // clients] if domains else "",
+        }
+        for i in range(clients)
+    ]
+    (folder / "partition.json").write_text(json.dumps({"classes": list(classes), "clients": partition}))
+
+    def evaluation(round_, counts):
+        entries = [
+            {
+                "client": names[i],
+                "model": model[i],
+                "correct": int(counts[i]),
+                "total": int(total[i]),
+                "correct_prototype": int(0.94 * counts[i]) if round_ and exchange else None,
+                "class_correct": np.floor(test[i] * counts[i] / total[i]).astype(int).tolist(),
+                "class_total": test[i].tolist(),
+            }
+            for i in range(clients)
+        ]
+        return {"kind": "evaluation", "round": round_, "clients": entries}
+
+    seen = np.zeros(clients)
+    lines = [evaluation(0, correct(seen))]
+    last = correct(seen)
+    for r in range(1, rounds + 1):
+        chosen = np.sort(np.random.default_rng([seed, r]).permutation(clients)[: asked or clients])
+        failed = {names.index(client): reason for client, round_, reason in failures if round_ == r}
+        before, fresh = correct(seen), [i for i in chosen if i not in failed]
+        seen[fresh] += 1
+        after = correct(seen)
+        last[fresh] = after[fresh]
+        terms = {"cross_entropy": 1.9 * np.exp(-r / 4) + 0.1, "prototype": 0.3 * np.exp(-r / 6), "instance": 0.4 / r}
+        terms["total"] = terms["cross_entropy"] + 0.3 * terms["prototype"] + terms["instance"]
+        rows = 512 * (train > 0).sum(axis=1) * int(exchange)
+        lines += [
+            {
+                "kind": "client",
+                "round": r,
+                "client": names[i],
+                "model": model[i],
+                "accuracy": {"before": before[i] / total[i], "after": after[i] / total[i]},
+                "correct": int(after[i]),
+                "total": int(total[i]),
+                "loss": terms if losses else {},
+                "scatter": 0.8,
+                "samples": int(train[i].sum()),
+                "seconds": 0.2 + 0.05 * (i % 4),
+                "bytes": {"up": int(rows[i]) + 420, "down": 5120 * int(exchange) + 380, "up_rows": int(rows[i])},
+            }
+            for i in fresh
+        ]
+        lines += [{"kind": "failure", "round": r, "client": names[i], "reason": why} for i, why in failed.items()]
+        lines.append(
+            {
+                "kind": "round",
+                "round": r,
+                "clients": len(chosen),
+                "failed": len(failed),
+                "accuracy": {**accuracy_summary(last, total), "fresh": len(fresh)},
+                "loss": terms if losses else {},
+                "classes": len(classes),
+                "bytes": {
+                    "up": int(rows[fresh].sum()) + 420 * len(fresh),
+                    "down": (5120 * int(exchange) + 380) * len(fresh),
+                    "up_rows": int(rows[fresh].sum()),
+                },
+                "seconds": {"round": 3.1 + 0.4 * (r % 3), "train": 2.7 + 0.35 * (r % 3), "server": 0.12},
+            }
+        )
+    if status != "running":
+        lines.append(evaluation(rounds, correct(seen)))
+        (folder / "summary.json").write_text(
+            json.dumps(
+                {
+                    "strategy": "isoproto",
+                    "settings": config,
+                    "seed": 0,
+                    "rounds": rounds,
+                    "status": status,
+                    "reason": "round 9: 3 of 20 clients answered, min-clients is 10" if status == "failed" else "",
+                    **summarise(lines),
+                    "versions": {"isoproto": "0.1.0", "flwr": "1.42.0", "torch": "2.9.0", "python": "3.11.9"},
+                    "git_commit": "32c0750",
+                    "fingerprint": "9f1c2ab0d8e4",
+                    "experiment": "a1b2c3d4",
+                    "finished": "2026-04-01T22:31:07+0000",
+                    "report": str(folder / "report.html"),
+                }
+            )
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+HOSTILE = {
+    "clients": 3,
+    "rounds": 2,
+    "names": ["<script>alert(1)</script>", "$\\frac{x}$ \x1b[2J", "病房 \u202eevil \ud800"],
+    "models": ["<b>cnn</b>", "$^$", "模型"],
+    "domains": ("<i>a</i>", "$_$", "#ffffff"),
+    "failures": [("<script>alert(1)</script>", 1, '"><img src=x onerror=alert(1)>\x00 [bold]')],
+}
+VARIANTS = {
+    "one client, one round, nothing exchanged": {
+        "clients": 1, "rounds": 1, "losses": False, "exchange": False, "domains": (),
+    },
+    "200 clients, 20 per cent a round": {"clients": 200, "asked": 40, "rounds": 30},
+    "100 classes, 10 architectures, failed": {
+        "classes": tuple(f"class {i}" for i in range(100)), "models": [f"resnet{i}" for i in range(10)],
+        "rounds": 3, "domains": (), "status": "failed",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """The usual run: 20 clients, 4 architectures, 10 rounds, two failed replies. Tests that change it copy it."""
+    failures = [("7", 3, "array 'proto' holds NaN"), ("12", 5, "no answer within 60 s")]
+    return fabricate(tmp_path_factory.mktemp("runs") / "20260401-221530-isoproto-4711", failures=failures)
+
+
+@pytest.fixture(scope="module")
+def report(run_folder):
+    return write_report(run_folder).read_text(encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: elements, attributes, ids, visible text; open elements must close."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.stack = [], [], "", []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if self.stack[-1:] != ["style"]:
+            self.text += data + " "
+
+
+def shown(table, width=110):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def copy(folder, target):
+    target.mkdir()
+    for name in ("config.toml", "partition.json", "metrics.jsonl", "summary.json"):
+        (target / name).write_bytes((folder / name).read_bytes())
+    return target
+
+
+def test_reading_gives_back_what_the_run_wrote(run_folder):
+    run = read_run(run_folder)
+    assert run.name == "20260401-221530-isoproto-4711"
+    assert run.config["hyper.per-class"] == 5
+    assert run.classes == CLASSES
+    assert [share.client for share in run.clients] == [str(i) for i in range(20)]
+    assert {share.domain for share in run.clients} == set(DOMAINS)
+    assert run.summary["status"] == "completed"
+    assert [line["kind"] for line in run.metrics].count("client") == 198
+
+
+def test_the_rounds_own_figures_are_those_worked_out_from_the_clients(tmp_path):
+    run = read_run(fabricate(tmp_path / "run", asked=5, failures=[("3", 2, "lost")]))
+    history = accuracy_history(run.metrics)
+    means = [line["accuracy"]["mean"] for line in run.metrics if line["kind"] == "round"]
+    assert [row["mean"] for row in history.summaries()][1:] == means
+
+
+def test_a_run_in_progress_has_the_figures_so_far(tmp_path):
+    run = read_run(fabricate(tmp_path / "run", rounds=4, status="running"))
+    assert run.summary["status"] == "running"
+    assert run.summary["rounds"] == 4
+    assert run.summary["accuracy"] == summarise(run.metrics)["accuracy"]
+    assert run.summary["accuracy"]["mean"] > 0.3
+
+
+@pytest.mark.parametrize("cut", [1, 40, 100])
+def test_a_last_line_that_was_cut_off_is_left_out(run_folder, tmp_path, cut):
+    folder = copy(run_folder, tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    whole = len(read_run(folder).metrics)
+    path.write_bytes(path.read_bytes()[: -1 - cut])
+    assert len(read_run(folder).metrics) == whole - 1
+
+
+def test_a_last_line_that_lacks_only_its_end_is_kept(run_folder, tmp_path):
+    folder = copy(run_folder, tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    assert read_run(folder).metrics == read_run(run_folder).metrics
+
+
+@pytest.mark.parametrize("text", ['{"kind": "round", "ro', "[1, 2]", '{"kind": "round"}'])
+def test_a_damaged_line_inside_the_file_is_named(run_folder, tmp_path, text):
+    folder = copy(run_folder, tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join([lines[0], text, *lines[1:]]) + "\n")
+    with pytest.raises(StateError, match=r"metrics\.jsonl line 2 (is not JSON|must be an object)"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.toml", "rounds = = 3", r"config\.toml is not TOML"),
+        ("summary.json", '{"strategy"', r"summary\.json is not JSON"),
+        ("summary.json", "[]", r"summary\.json must hold an object, got list"),
+        ("partition.json", '{"classes": []}', r"partition\.json lacks a field .*'clients'"),
+        (
+            "partition.json",
+            '{"classes": ["a"], "clients": [{"client": "4", "model": "cnn", "train": [1, 2], "test": [1]}]}',
+            r"client '4' must have 1 counts, got 2 for train and 1 for test",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named(run_folder, tmp_path, name, content, message):
+    folder = copy(run_folder, tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(StateError, match=message):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, make):
+    make(tmp_path / "elsewhere")
+    with pytest.raises(StateError, match=r"elsewhere is no run folder: it has no config\.toml"):
+        read_run(tmp_path / "elsewhere")
+
+
+def test_fields_a_summary_lacks_are_nothing_known(run_folder, tmp_path):
+    folder = copy(run_folder, tmp_path / "run")
+    (folder / "summary.json").write_text('{"status": "failed", "accuracy": {"mean": 0.5}}')
+    summary = read_summary(folder).summary
+    assert summary["accuracy"]["mean"] == 0.5
+    assert summary["accuracy"]["best"] is None
+    assert "50.0%" in shown(summary_table(read_summary(folder)))
+
+
+def test_runs_are_listed_newest_first_and_broken_ones_left_out(run_folder, tmp_path, caplog):
+    for name in ("20260102-local-1", "20260301-local-3", "20260203-local-2", "20260104-local-broken"):
+        copy(run_folder, tmp_path / name)
+    (tmp_path / "20260104-local-broken" / "summary.json").write_text("{")
+    (tmp_path / "not a run").mkdir()
+    assert [run.name for run in list_runs(tmp_path)] == ["20260301-local-3", "20260203-local-2", "20260102-local-1"]
+    assert "20260104-local-broken" in caplog.text
+    assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_the_terminal_summary_shows_every_figure(run_folder):
+    text = shown(summary_table(read_run(run_folder)))
+    for figure in ("76.2%", "75.5%", "64.2%", "92.5%", "8.1 points", "72.2%", "70.8%", "10.2%"):
+        assert figure in text
+    assert "20 of 20 clients" in text
+    assert "round 10; chosen on test data" in text
+    assert re.search(r"sent +│ +4\.49 kB │ per client and round, serialised; rows alone 4\.07 kB", text)
+    assert re.search(r"received +│ +5\.50 kB", text)
+    assert re.search(r"time per round +│ +3\.5 s │ median; 35\.0 s in all", text)
+    assert "client 7, round 3: array 'proto' holds NaN" in text
+
+
+def test_the_terminal_summary_counts_failures_it_does_not_show(tmp_path):
+    failures = [(str(i), 1, f"reason {i}") for i in range(8)]
+    text = shown(summary_table(read_run(fabricate(tmp_path / "run", rounds=1, failures=failures))))
+    assert "reason 4" in text
+    assert "reason 5" not in text
+    assert "and 3 more, in summary.json" in text
+
+
+def test_text_from_clients_reaches_the_terminal_as_text(tmp_path):
+    text = shown(summary_table(read_run(fabricate(tmp_path / "[red]run", **HOSTILE))))
+    assert "\x1b[2J" not in text
+    assert "\x00" not in text
+    assert "[bold]" in text
+    assert "[red]run" in text
+
+
+def test_the_list_of_runs_fits_80_columns(run_folder, tmp_path):
+    copy(run_folder, tmp_path / "20260401-221530-isoproto-4711")
+    fabricate(tmp_path / "20260402-221530-isoproto-4712", rounds=1, status="failed")
+    lines = shown(runs_table(list_runs(tmp_path)), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    newest = next(i for i, line in enumerate(lines) if "20260402" in line)
+    assert re.search(r"failed +1 ", lines[newest])
+    assert re.search(r"completed +10 +76\.2% +64\.2% +76\.2% \(10\) +4\.49 kB", "\n".join(lines[newest:]))
+
+
+def test_the_report_shows_what_was_evaluated_on_whose_data_and_when(report):
+    text = " ".join(Page(report).text.split())
+    assert (
+        "76.2% Mean over all 20 clients after round 10: each client's own model, by its own head, on that client's "
+        "own test data. Before any training: 10.2%." in text
+    )
+    for figure in ("75.5%", "64.2%", "92.5%", "8.1 points", "72.2%", "70.8%", "4.49 kB", "5.50 kB", "3.5 s"):
+        assert figure in text
+    assert "Chosen on test data, so optimistic." in text
+    assert "12 no answer within 60 s" in text
+    assert "hyper.per-class 5" in text
+    assert "flwr 1.42.0" in text
+
+
+def test_clients_that_were_not_asked_are_owned_up_to(tmp_path):
+    text = Page(write_report(fabricate(tmp_path / "run", rounds=2, asked=5, status="running")).read_text()).text
+    assert "count with their last value" in text
+    assert "In progress: 2 of 2 rounds are done." in text
+
+
+def test_the_report_says_how_to_repeat_the_run(report, run_folder):
+    text = Page(report).text
+    assert (
+        f"flwr run . --stream --run-config {run_folder / 'config.toml'} --federation-config num-supernodes=20" in text
+    )
+    assert "git checkout 32c0750" in text
+
+
+def test_the_report_asks_the_network_for_nothing_and_runs_no_script(report):
+    page = Page(report)
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(page.tags)
+    assert ("meta", "content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in page.attributes
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href", "xlink:href", "action", "srcset", "poster"):
+            assert value.startswith(("#", "data:image/png;base64,")), (tag, name, value[:60])
+    assert "@import" not in report
+    assert set(re.findall(r"url\((.)", report)) == {"#"}
+
+
+def test_every_id_of_the_report_is_its_own_and_every_reference_finds_one(report):
+    page = Page(report)
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    wanted = {value[1:] for _, name, value in page.attributes if name == "xlink:href" and value.startswith("#")}
+    assert wanted | set(re.findall(r"url\(#([^)]+)\)", report)) <= set(ids)
+
+
+def test_every_drawing_has_words_for_who_does_not_see_it(report):
+    page = Page(report)
+    alts = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert page.tags.count("svg") == page.tags.count("figure") == len(alts) == 6
+    assert "Mean accuracy over all clients against the round: 10.2% at round 0, 76.2% at round 10." in alts
+    assert min(map(len, alts)) > 60
+
+
+def test_drawings_in_the_report_follow_the_colour_scheme(report, run_folder):
+    drawn = "".join(re.findall(r"<svg.*?</svg>", report, flags=re.DOTALL))
+    files = "".join(path.read_text() for path in (run_folder / "plots").glob("*.svg"))
+    used = {name for name, (light, _) in PALETTE.items() if light in files}
+    assert {"ink", "muted", "grid", "panel", "series-0", "series-3"} <= used
+    for name, (light, dark) in PALETTE.items():
+        assert light not in drawn
+        assert (f"var(--{name})" in drawn) == (name in used)
+        assert f"--{name}: {light};" in report
+        assert f"--{name}: {dark};" in report
+
+
+def test_the_report_depends_on_the_folder_alone(run_folder, report):
+    before = {path.name: path.read_bytes() for path in (run_folder / "plots").iterdir()}
+    assert sorted(before) == [f"{n}.svg" for n in ("accuracy", "bytes", "clients", "losses", "partition", "seconds")]
+    assert write_report(run_folder).read_text(encoding="utf-8") == report
+    assert {path.name: path.read_bytes() for path in (run_folder / "plots").iterdir()} == before
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_any_run_has_a_report(tmp_path, variant):
+    folder = fabricate(tmp_path / "run", **VARIANTS[variant])
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert page.tags.count("svg") == len(list((folder / "plots").iterdir())) >= 5
+    for path in (folder / "plots").iterdir():
+        ElementTree.parse(path)  # a complete and well-formed file of its own
+
+
+def test_a_run_that_has_not_begun_has_a_report(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text('strategy = "fedsaf"\nrounds = 3\n')
+    text = Page(write_report(folder).read_text()).text
+    assert "In progress: 0 of 3 rounds are done." in text
+    assert "No client has been evaluated yet." in text
+
+
+def test_text_from_clients_stays_text_in_the_report(tmp_path):
+    folder = fabricate(tmp_path / "run", **HOSTILE)
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert not {"script", "img", "i", "b"} & set(page.tags)
+    assert "<script>alert(1)</script>" in page.text
+    assert '"><img src=x onerror=alert(1)>\ufffd [bold]' in page.text
+    assert "#ffffff" in page.text  # not taken for a colour of the drawing
+    for path in (folder / "plots").iterdir():
+        ElementTree.parse(path)
+
+
+def test_importing_the_reader_does_not_import_matplotlib_or_torch():
+    code = "import sys, isoproto.report; sys.exit(bool({'matplotlib', 'torch', 'flwr'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+
+
+def test_the_reference_of_the_run_folder_names_every_field(run_folder):
+    reference = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
+
+    def fields(value):
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield key
+                yield from fields(part)
+        elif isinstance(value, list):
+            for part in value:
+                yield from fields(part)
+
+    run = read_run(run_folder)
+    written = [{k: v for k, v in run.summary.items() if k not in ("settings", "versions")}, *run.metrics]
+    written += [json.loads((run_folder / "partition.json").read_text())]
+    missing = {key for key in fields(written) if f"`{key}`" not in reference}
+    assert missing == set()
