@@ -19,15 +19,7 @@ from isoproto.report.run import Run, read_run
 
 SHOWN_FAILURES = 500
 PROTOTYPE = "The nearest global prototype answers, not the head."
-FACTS = (
-    "data",
-    "partition",
-    "alpha",
-    "models",
-    "rounds",
-    "fraction",
-    "seed",
-)  # run-config keys in the header
+FACTS = ("data", "partition", "alpha", "rounds", "fraction", "seed")  # run-config keys in the header
 
 
 def write_report(folder: Path | str) -> Path:

@@ -124,7 +124,7 @@ a { color: var(--accent); }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 .quiet { color: var(--muted); margin: 0; font-size: 14px; }
 @media (max-width: 1060px) { .cards { grid-template-columns: repeat(3, minmax(0, 1fr)); } }
-@media (max-width: 860px) {
+@media (max-width: 980px) {
   .grid { grid-template-columns: minmax(0, 1fr); }
   .wide .scroll > svg { min-width: 760px; }
 }

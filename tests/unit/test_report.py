@@ -396,6 +396,7 @@ def test_the_report_shows_what_was_evaluated_on_whose_data_and_when(report):
     for figure in ("75.5%", "64.2%", "92.5%", "8.1 points", "72.2%", "70.8%", "4.49 kB", "5.50 kB", "3.5 s"):
         assert figure in text
     assert "Chosen on test data, so optimistic." in text
+    assert "clients 20 architectures cnn, mlp, mobilenet, resnet10 data digits4 partition dirichlet alpha 0.4" in text
     assert "12 no answer within 60 s" in text
     assert "hyper.per-class 5" in text
     assert "flwr 1.42.0" in text
