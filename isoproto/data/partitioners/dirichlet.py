@@ -92,21 +92,24 @@ def dirichlet_equal_partition(
 def _draw_until(labels: Labels, clients: int, alpha: float, least: float, rng: np.random.RandomState) -> list[Indices]:
     """Draw until each client has ``least`` samples, at most ``MAX_DRAWS`` times; the best draw is returned."""
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    best, fewest_missing = [], np.inf
+    best, fewest_missing = (np.empty(0, np.int64), np.empty(0, np.int64)), np.inf
     for _ in range(MAX_DRAWS):
-        parts = _draw(classes, len(labels), clients, alpha, rng)
-        missing = sum(max(0, least - len(part)) for part in parts)
+        order, owner, size = _draw(classes, len(labels), clients, alpha, rng)
+        missing = np.maximum(least - size, 0).sum()
         if missing < fewest_missing:
-            best, fewest_missing = parts, missing
+            best, fewest_missing = (order, owner), missing
         if missing == 0:
             break
-    return best
+    return gather(*best, clients)
 
 
 def _draw(
     classes: list[Indices], samples: int, clients: int, alpha: float, rng: np.random.RandomState
-) -> list[Indices]:
-    """One draw. The calls to ``rng`` and their order are those of the published partition."""
+) -> tuple[Indices, Indices, Indices]:
+    """One draw: samples, the client of each, and samples per client.
+
+    The calls to ``rng`` and their order are those of the published partition.
+    """
     size = np.zeros(clients, np.int64)
     order, owner = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for members in classes:  # one after the other, since the cap depends on the classes before
@@ -122,7 +125,7 @@ def _draw(
         size += pieces
         order.append(shuffled)
         owner.append(np.repeat(np.arange(clients), pieces))
-    return gather(np.concatenate(order), np.concatenate(owner), clients)
+    return np.concatenate(order), np.concatenate(owner), size
 
 
 def _top_up(parts: list[Indices], labels: Labels, min_samples: int) -> list[Indices]:
