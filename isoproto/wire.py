@@ -5,11 +5,12 @@ its own header must agree before anything is decoded, since the library compares
 alone makes NumPy ask for gigabytes).
 """
 
+import dataclasses
 import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -28,8 +29,20 @@ SCHEMA_VERSION = 1
 _CONFIG, _SETTINGS, _ARRAYS, _MODEL, _METRICS = "config", "settings", "arrays", "model", "metrics"
 _TEXT_LIMIT = 4096  # characters of a name or reason that a peer may make us store
 _COUNT_LIMIT = 2**40  # more samples than a client can hold
+_CLASS_LIMIT = 2**16
+# What tensors of a model may be; NumPy knows types that run code or have no fixed size.
+_DTYPES = frozenset({"float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"})
 
 LOSSES = ("cross-entropy", "prototype", "instance", "total")
+# All that a reply may hold: with these names and the shapes that C and d settle, its size is bounded.
+_ROWS = ("class-ids", "proto", "count")
+_EVALUATED = ("correct", "total", "correct-prototype")
+_TRAIN_METRICS = (
+    *("samples", "scatter", "seconds"),
+    *(f"loss-{name}" for name in LOSSES),
+    *(f"{moment}-{name}" for moment in ("before", "after") for name in _EVALUATED),
+)
+_EVALUATE_METRICS = (*(f"after-{name}" for name in _EVALUATED), "class-correct", "class-total")
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Spec = dict[str, tuple[str, tuple[int, ...]]]
@@ -187,8 +200,8 @@ def serialised_bytes(content: RecordDict) -> int:
 
 def write_query(query: Query) -> RecordDict:
     """Encode a query."""
-    config = {"schema": SCHEMA_VERSION, "experiment": query.experiment, "fingerprint": query.fingerprint}
-    return RecordDict({_CONFIG: ConfigRecord(config), _SETTINGS: ConfigRecord(dict(query.settings))})
+    config = ConfigRecord({"schema": SCHEMA_VERSION, "experiment": query.experiment, "fingerprint": query.fingerprint})
+    return RecordDict({_CONFIG: config, _SETTINGS: ConfigRecord(dict(query.settings))})
 
 
 def write_client_info(info: ClientInfo) -> RecordDict:
@@ -215,12 +228,10 @@ def write_client_info(info: ClientInfo) -> RecordDict:
 
 def write_broadcast(broadcast: Broadcast) -> RecordDict:
     """Encode a train or evaluate message."""
-    config = {
-        "schema": SCHEMA_VERSION,
-        "experiment": broadcast.experiment,
-        "round": broadcast.server_round,
-    }
-    content = RecordDict({_CONFIG: ConfigRecord(config), _SETTINGS: ConfigRecord(dict(broadcast.settings))})
+    config = ConfigRecord(
+        {"schema": SCHEMA_VERSION, "experiment": broadcast.experiment, "round": broadcast.server_round}
+    )
+    content = RecordDict({_CONFIG: config, _SETTINGS: ConfigRecord(dict(broadcast.settings))})
     if broadcast.prototypes is not None and broadcast.present is not None:
         content[_ARRAYS] = ArrayRecord(
             {
@@ -265,12 +276,14 @@ def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> R
 
 def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: str) -> RecordDict:
     """Encode a client's accuracy."""
-    metrics = {
-        **_evaluation_metrics("after", evaluation),
-        "class-correct": list(evaluation.class_correct),
-        "class-total": list(evaluation.class_total),
-    }
-    return RecordDict({_CONFIG: _reply_config(broadcast, client), _METRICS: MetricRecord(metrics)})
+    metrics = MetricRecord(
+        {
+            **_evaluation_metrics("after", evaluation),
+            "class-correct": list(evaluation.class_correct),
+            "class-total": list(evaluation.class_total),
+        }
+    )
+    return RecordDict({_CONFIG: _reply_config(broadcast, client), _METRICS: metrics})
 
 
 def contribution_bytes(contribution: Contribution) -> int:
@@ -300,7 +313,8 @@ def _evaluation_metrics(moment: str, evaluation: Evaluation) -> dict[str, int]:
 
 
 def _array(tensor: Tensor, dtype: torch.dtype) -> Array:
-    return Array(np.ascontiguousarray(tensor.detach().to("cpu", dtype).numpy()))
+    # Not NumPy's ascontiguousarray, which gives an axis to a tensor that has none.
+    return Array(tensor.detach().to("cpu", dtype).contiguous().numpy())
 
 
 # Reading
@@ -332,13 +346,16 @@ def read_client_info(content: RecordDict) -> ClientInfo:
     config = _record(content, _CONFIG, ConfigRecord)
     _check_schema(config)
     classes = config.get("classes")
-    if not isinstance(classes, list) or not classes or not all(isinstance(c, str) for c in classes):
-        raise WireError(f"config 'classes': expected a list of class names, got {_shown(classes)}")
+    if not isinstance(classes, list) or not 1 <= len(classes) <= _CLASS_LIMIT or not all(map(_is_name, classes)):
+        raise WireError(
+            f"config 'classes': expected a list of class names, up to {_CLASS_LIMIT} of up to {_TEXT_LIMIT} printable "
+            f"characters, got {_shown(classes)}"
+        )
     info = ClientInfo(
         client=_text(config, "client"),
         model=_text(config, "model"),
         feature_dim=_integer(config, "feature-dim", 1),
-        classes=tuple(classes),
+        classes=tuple(map(str, classes)),
         train_counts=_integers(config, "train-counts", len(classes)),
         test_counts=_integers(config, "test-counts", len(classes)),
         domain=_text(config, "domain"),
@@ -402,15 +419,14 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     """
     _check_reply_config(content, expected)
     arrays = _record(content, _ARRAYS, ArrayRecord)
-    extra = set(arrays) - {"class-ids", "proto", "count"}
-    if extra:
-        raise WireError(f"unexpected arrays {sorted(extra)!r:.200}")
+    _check_names("arrays", arrays, _ROWS)
     rows = _leading(arrays, "class-ids", expected.num_classes)
     ids = _tensor(arrays, "class-ids", "int32", (rows,)).long()
     means = _tensor(arrays, "proto", "float32", (rows, expected.feature_dim))
     counts = _tensor(arrays, "count", "int64", (rows,))
     _check_rows(ids, means, counts, expected)
     metrics = _record(content, _METRICS, MetricRecord)
+    _check_names("metrics", metrics, _TRAIN_METRICS)
     samples = _integer(metrics, "samples", 0)
     if int(counts.sum()) > samples:
         raise WireError(f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}")
@@ -434,14 +450,19 @@ def read_evaluate_reply(content: RecordDict, expected: Expected) -> Evaluation:
     """
     _check_reply_config(content, expected)
     metrics = _record(content, _METRICS, MetricRecord)
+    _check_names("metrics", metrics, _EVALUATE_METRICS)
     evaluation = _read_evaluation(metrics, "after")
-    return Evaluation(
-        correct=evaluation.correct,
-        total=evaluation.total,
-        correct_prototype=evaluation.correct_prototype,
-        class_correct=_integers(metrics, "class-correct", expected.num_classes),
-        class_total=_integers(metrics, "class-total", expected.num_classes),
-    )
+    correct = _integers(metrics, "class-correct", expected.num_classes)
+    total = _integers(metrics, "class-total", expected.num_classes)
+    for class_id, (right, samples) in enumerate(zip(correct, total, strict=True)):
+        if right > samples:
+            raise WireError(f"metric 'class-correct', class {class_id}: {right} right of {samples} samples")
+    if (sum(correct), sum(total)) != (evaluation.correct, evaluation.total):
+        raise WireError(
+            f"metric 'class-correct': the classes add up to {sum(correct)} right of {sum(total)}, "
+            f"'after-correct' and 'after-total' say {evaluation.correct} of {evaluation.total}"
+        )
+    return dataclasses.replace(evaluation, class_correct=correct, class_total=total)
 
 
 def _check_schema(config: ConfigRecord) -> None:
@@ -453,9 +474,16 @@ def _check_schema(config: ConfigRecord) -> None:
         )
 
 
+def _check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    if extra := sorted(set(names).difference(known)):
+        raise WireError(f"unexpected {what} {extra!r:.200}")
+
+
 def _check_reply_config(content: RecordDict, expected: Expected) -> None:
     config = _record(content, _CONFIG, ConfigRecord)
     _check_schema(config)
+    _check_names("records", content, (_CONFIG, _ARRAYS, _MODEL, _METRICS))
+    _check_names("config", config, ("schema", "experiment", "round", "client"))
     for key, wanted in (
         ("experiment", expected.experiment),
         ("round", expected.server_round),
@@ -516,6 +544,8 @@ def _tensor(arrays: ArrayRecord, name: str, dtype: str, shape: tuple[int, ...]) 
     array = arrays.get(name)
     if array is None:
         raise WireError(f"array '{name}' is missing; arrays: {list(arrays)!r:.200}")
+    if dtype not in _DTYPES:
+        raise WireError(f"array {name!r:.200}: no model has tensors of type {dtype!r:.40}")
     if array.stype != "numpy.ndarray" or array.dtype != dtype or tuple(array.shape) != shape:
         raise WireError(
             f"array {name!r:.200}: expected {dtype} {shape}, got {array.dtype!r:.40} {tuple(array.shape)!r:.200}"
@@ -564,16 +594,27 @@ def _read_evaluation(metrics: MetricRecord, moment: str) -> Evaluation:
 
 
 def _read_spec(config: ConfigRecord) -> Spec:
+    text = _text(config, "shared", limit=2**20)
     try:
-        spec = json.loads(_text(config, "shared", limit=2**20))
-        return {str(name): (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in spec.items()}
-    except (ValueError, TypeError, AttributeError) as err:
-        raise WireError("config 'shared': expected names, dtypes and shapes as JSON") from err
+        spec = {name: (dtype, tuple(shape)) for name, (dtype, shape) in json.loads(text).items()}
+        fine = all(
+            _is_name(name) and dtype in _DTYPES and all(type(n) is int and 0 <= n <= _COUNT_LIMIT for n in shape)
+            for name, (dtype, shape) in spec.items()
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as err:
+        raise WireError(f"config 'shared': expected names, dtypes and shapes as JSON, got {_shown(text)}") from err
+    if not fine:
+        raise WireError(f"config 'shared': expected names, dtypes and shapes of tensors, got {_shown(text)}")
+    return spec
+
+
+def _is_name(value: object, limit: int = _TEXT_LIMIT) -> bool:
+    return isinstance(value, str) and len(value) <= limit and value.isprintable()
 
 
 def _text(config: ConfigRecord, key: str, limit: int = _TEXT_LIMIT) -> str:
     value = config.get(key)
-    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+    if not isinstance(value, str) or not _is_name(value, limit):
         raise WireError(f"config '{key}': expected up to {limit} printable characters, got {_shown(value)}")
     return value
 
@@ -581,7 +622,7 @@ def _text(config: ConfigRecord, key: str, limit: int = _TEXT_LIMIT) -> str:
 def _integer(record: ConfigRecord | MetricRecord, key: str, low: int) -> int:
     value = record.get(key)
     if type(value) is not int or not low <= value <= _COUNT_LIMIT:
-        raise WireError(f"'{key}': expected a whole number >= {low}, got {_shown(value)}")
+        raise WireError(f"'{key}': expected a whole number from {low} to {_COUNT_LIMIT}, got {_shown(value)}")
     return value
 
 
@@ -599,7 +640,8 @@ def _integers(record: ConfigRecord | MetricRecord, key: str, length: int) -> tup
 def _finite(metrics: MetricRecord, key: str, low: float = -math.inf) -> float:
     value = metrics.get(key)
     if type(value) not in (int, float) or not math.isfinite(value) or value < low:  # type: ignore[arg-type,operator]
-        raise WireError(f"metric '{key}': expected a finite number, got {_shown(value)}")
+        wanted = "a finite number" + (f" >= {low:g}" if low > -math.inf else "")
+        raise WireError(f"metric '{key}': expected {wanted}, got {_shown(value)}")
     return float(value)  # type: ignore[arg-type]
 
 

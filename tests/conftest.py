@@ -1,0 +1,123 @@
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from flwr.serverapp import Grid
+
+from isoproto.in_process import task_identity
+from tests.fakes import FaultyGrid, write_pictures
+
+# What summary.json says of the clock, the machine and the run's name, and metrics.jsonl of the clock.
+VOLATILE = {"seconds", "experiment", "finished", "report", "settings", "git_commit"}
+
+# The machine may be busy, so no example has a deadline.
+hypothesis.settings.register_profile(
+    "dev", deadline=None, max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("dev"), max_examples=300, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds or leaves anything in the user's own folders."""
+    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """A run shows its log on standard output and keeps it from others; the next test starts afresh."""
+    log = logging.getLogger("isoproto")
+    before = log.handlers[:], log.level, log.propagate
+    yield
+    log.handlers[:], log.propagate = before[0], before[2]
+    log.setLevel(before[1])
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 240 grey pictures of 8x8, four classes."""
+    return write_pictures(tmp_path_factory.mktemp("data") / "pictures.npz")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run left behind."""
+
+    path: Path
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())
+
+    @property
+    def log(self) -> str:
+        return (self.path / "log.txt").read_text()
+
+    def of(self, kind: str, **wanted: object) -> list[dict[str, Any]]:
+        """Return the metrics lines of a kind with these values."""
+        return [li for li in self.lines if li["kind"] == kind and all(li[k] == v for k, v in wanted.items())]
+
+    def failures(self) -> dict[tuple[int, str], str]:
+        """Return the reason of every failure by round and client."""
+        return {(line["round"], line["client"]): line["reason"] for line in self.of("failure")}
+
+    def steady(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return summary and metrics without what may differ between two equal runs."""
+        summary = {k: v for k, v in self.summary.items() if k not in VOLATILE}
+        # A child is told how long it worked in a message of variable length.
+        summary["bytes"] = {k: v for k, v in summary["bytes"].items() if k != "up"}
+        return summary, [_steady(line) for line in self.lines]
+
+
+def _steady(line: dict[str, Any]) -> dict[str, Any]:
+    return {k: _steady(v) if k == "bytes" else v for k, v in line.items() if k not in ("seconds", "up")}
+
+
+class Federation:
+    """Runs federations of four clients on small data, all in one folder."""
+
+    def __init__(self, folder: Path, pictures: Path) -> None:
+        self.folder = folder
+        self.settings: dict[str, Any] = {
+            "data": f"npz:{pictures}",
+            "partition": "dirichlet",
+            "alpha": 1.0,
+            "feature-dim": 8,
+            "rounds": 3,
+            "learning-rate": 0.05,
+            "round-timeout": 5.0,
+            "wait-timeout": 5.0,
+            "output-dir": str(folder / "runs"),
+            "state-dir": str(folder / "state"),
+        }
+
+    def grid(self, *faults: Any, clients: int = 4, **others: Any) -> FaultyGrid:
+        from client_app.app import app as client_app
+
+        return FaultyGrid(client_app, clients, faults, **others)
+
+    def run(self, grid: Grid | None = None, settings: Mapping[str, Any] | None = None) -> Run:
+        from server_app.app import run_federation
+
+        return Run(run_federation(grid or self.grid(), {**self.settings, **(settings or {})}))
+
+    def newest(self) -> Run:
+        """Return the run that was started last, also if it failed."""
+        return Run(max((self.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns))
+
+
+@pytest.fixture
+def federation(tmp_path: Path, pictures: Path) -> Iterator[Federation]:
+    with task_identity():
+        yield Federation(tmp_path, pictures)

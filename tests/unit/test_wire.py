@@ -1,0 +1,580 @@
+"""Round trips, and every way in which a message can be wrong. Each refusal is a ``WireError`` that names the field."""
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+from isoproto import wire
+from isoproto.errors import SchemaMismatch, WireError
+from isoproto.prototypes import Contribution
+
+CLASSES = ("cat", "dog", "owl", "fox")
+EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)
+BROADCAST = wire.Broadcast(experiment="e1", server_round=2, settings={})
+EVALUATION = wire.Evaluation(
+    correct=5, total=8, correct_prototype=6, class_correct=(2, 0, 3, 0), class_total=(3, 0, 5, 0)
+)
+INFO = wire.ClientInfo(
+    client="3",
+    model="cnn",
+    feature_dim=3,
+    classes=CLASSES,
+    train_counts=(9, 0, 4, 0),
+    test_counts=(3, 0, 5, 0),
+    domain="scan",
+    partitions=4,
+    fingerprint="0123456789abcdef",
+    folder="/opt/app",
+    shared={"head.weight": ("float32", (4, 3)), "step": ("int64", ())},
+)
+MEANS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
+
+
+def sent(content: RecordDict) -> RecordDict:
+    """Send a message's content the way Flower does."""
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+def train_reply(**changes: Any) -> wire.TrainReply:
+    values: dict[str, Any] = {
+        "contribution": Contribution(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
+        "scatter": 0.25,
+        "losses": dict.fromkeys(wire.LOSSES, 0.5),
+        "before": wire.Evaluation(correct=2, total=8),
+        "after": wire.Evaluation(correct=5, total=8, correct_prototype=6),
+        "seconds": 0.75,
+    }
+    return wire.TrainReply(**{**values, **changes})
+
+
+def reply_content(**changes: Any) -> RecordDict:
+    return sent(wire.write_train_reply(train_reply(**changes), BROADCAST, client="3"))
+
+
+def with_array(name: str, values: Any, dtype: str) -> RecordDict:
+    content = reply_content()
+    content["arrays"][name] = Array(np.asarray(values, dtype=dtype))
+    return sent(content)
+
+
+def with_rows(means: Any, ids: Any = (0, 2), counts: Any = (9, 4)) -> RecordDict:
+    content = reply_content()
+    content["arrays"]["class-ids"] = Array(np.asarray(ids, dtype="int32"))
+    content["arrays"]["proto"] = Array(np.asarray(means, dtype="float32"))
+    content["arrays"]["count"] = Array(np.asarray(counts, dtype="int64"))
+    return sent(content)
+
+
+def with_value(record: str, key: str, value: Any) -> RecordDict:
+    content = reply_content()
+    content[record][key] = value
+    return sent(content)
+
+
+def without(record: str, key: str) -> RecordDict:
+    content = reply_content()
+    del content[record][key]
+    return sent(content)
+
+
+def npy(header: str, data: bytes, version: tuple[int, int] = (1, 0)) -> bytes:
+    """Write an npy file with a header of one's own."""
+    text = header.encode() + b"\n"
+    size = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
+    return b"\x93NUMPY" + bytes(version) + size + text + data
+
+
+def header(shape: tuple[int, ...], descr: str = "<f4", *, fortran: bool = False) -> str:
+    return str({"descr": descr, "fortran_order": fortran, "shape": shape})
+
+
+def read(content: RecordDict, expected: wire.Expected = EXPECTED) -> wire.TrainReply:
+    return wire.read_train_reply(content, expected)
+
+
+# Round trips
+
+
+def test_query_arrives_as_it_was_sent():
+    query = wire.Query(experiment="e1", fingerprint="abc", settings={"rounds": 3, "lambda": 0.5, "split": "merged"})
+    content = sent(wire.write_query(query))
+    assert wire.read_query(content) == query
+    assert wire.read_settings(content) == query.settings
+
+
+def test_client_info_arrives_as_it_was_sent():
+    assert wire.read_client_info(sent(wire.write_client_info(INFO))) == INFO
+
+
+def test_broadcast_arrives_as_it_was_sent():
+    shared = {"head.weight": torch.arange(6.0).view(2, 3), "base.bn.num_batches_tracked": torch.tensor(7)}
+    broadcast = wire.Broadcast(
+        experiment="e1",
+        server_round=2,
+        settings={"seed": 1},
+        prototypes=torch.arange(12.0).view(4, 3),
+        present=torch.tensor([True, False, True, True]),
+        shared=shared,
+    )
+    read = wire.read_broadcast(sent(wire.write_broadcast(broadcast)), num_classes=4, feature_dim=3)
+    assert (read.experiment, read.server_round, read.settings) == ("e1", 2, {"seed": 1})
+    assert torch.equal(read.prototypes, broadcast.prototypes)
+    assert torch.equal(read.present, broadcast.present)
+    assert wire.tensor_spec(read.shared) == wire.tensor_spec(shared)
+    assert all(torch.equal(read.shared[name], tensor) for name, tensor in shared.items())
+
+
+def test_train_reply_arrives_as_it_was_sent():
+    reply = read(reply_content())
+    assert torch.equal(reply.contribution.class_ids, torch.tensor([0, 2]))
+    assert torch.equal(reply.contribution.means, MEANS)
+    assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
+    assert reply.contribution.samples == 13
+    assert (reply.scatter, reply.seconds, reply.losses) == (0.25, 0.75, dict.fromkeys(wire.LOSSES, 0.5))
+    assert reply.before == wire.Evaluation(correct=2, total=8)
+    assert reply.after == wire.Evaluation(correct=5, total=8, correct_prototype=6)
+    assert reply.shared == {}
+
+
+def test_whole_number_scalars_keep_their_shape():
+    """BatchNorm counts its batches in a tensor without axes; NumPy's ``ascontiguousarray`` would give it one."""
+    shared = {"base.bn.num_batches_tracked": torch.tensor(3), "head.bias": torch.zeros(4)}
+    expected = wire.Expected(
+        client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, shared=wire.tensor_spec(shared)
+    )
+    reply = read(reply_content(shared=shared), expected)
+    assert wire.tensor_spec(reply.shared) == wire.tensor_spec(shared)
+
+
+def test_reply_without_rows_is_welcome():
+    none = torch.zeros(0, dtype=torch.int64)
+    reply = read(reply_content(contribution=Contribution(none, torch.zeros(0, 3), none, samples=0)))
+    assert reply.contribution.means.shape == (0, 3)
+
+
+def test_evaluation_arrives_as_it_was_sent():
+    content = sent(wire.write_evaluate_reply(EVALUATION, BROADCAST, client="3"))
+    assert wire.read_evaluate_reply(content, EXPECTED) == EVALUATION
+
+
+def test_rows_that_are_not_there_may_hold_anything():
+    prototypes = torch.tensor([[1.0] * 3, [math.nan] * 3, [2.0] * 3, [math.inf] * 3])
+    present = torch.tensor([True, False, True, False])
+    broadcast = wire.Broadcast(experiment="e1", server_round=2, settings={}, prototypes=prototypes, present=present)
+    read = wire.read_broadcast(sent(wire.write_broadcast(broadcast)), num_classes=4, feature_dim=3)
+    assert torch.equal(read.prototypes[present], prototypes[present])
+
+
+def test_a_prototype_method_sends_no_weights():
+    """A5: the only arrays are the prototypes with their mask down, and ids, rows and counts up."""
+    broadcast = wire.Broadcast(
+        experiment="e1", server_round=2, settings={}, prototypes=torch.zeros(4, 3), present=torch.ones(4).bool()
+    )
+    down, up = wire.write_broadcast(broadcast), reply_content()
+    assert {name for record in down.array_records.values() for name in record} == {"prototypes", "present"}
+    assert {name for record in up.array_records.values() for name in record} == {"class-ids", "proto", "count"}
+
+
+def test_payload_of_two_rows_of_three():
+    """Two ids of 4 bytes, six numbers of 4 bytes, two counts of 8 bytes."""
+    assert wire.contribution_bytes(train_reply().contribution) == 2 * 4 + 6 * 4 + 2 * 8
+
+
+def test_class_digest_depends_on_names_and_order():
+    digests = {wire.class_digest(names) for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""])}
+    assert len(digests) == 4
+
+
+# Refusals of a training reply
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value", "told"),
+    [
+        ("config", "experiment", "e2", r"config 'experiment': expected 'e1', got 'e2'"),
+        ("config", "round", 1, r"config 'round': expected 2, got 1"),
+        ("config", "round", "2", r"config 'round': expected 2, got '2'"),
+        ("config", "client", "4", r"config 'client': expected '3', got '4'"),
+        ("config", "client", "x" * 10**6, r"config 'client': expected '3', got 'x{70,80}$"),
+        ("config", "client", "\x1b[2J\n", r"got '\\x1b\[2J\\n'$"),
+        ("metrics", "samples", 12, r"array 'count': 13 samples in the classes, but 'samples' is 12"),
+        ("metrics", "samples", -1, r"'samples': expected a whole number"),
+        ("metrics", "samples", 2**60, r"'samples': expected a whole number"),
+        ("metrics", "samples", 13.0, r"'samples': expected a whole number"),
+        ("metrics", "scatter", math.nan, r"metric 'scatter': expected a finite number >= 0, got nan"),
+        ("metrics", "scatter", -0.5, r"metric 'scatter': expected a finite number >= 0, got -0.5"),
+        ("metrics", "scatter", [0.5], r"metric 'scatter': expected a finite number >= 0, got \[0.5\]"),
+        ("metrics", "seconds", math.inf, r"metric 'seconds': expected a finite number"),
+        ("metrics", "loss-total", math.nan, r"metric 'loss-total': expected a finite number, got nan"),
+        ("metrics", "loss-instance", -math.inf, r"metric 'loss-instance': expected a finite number"),
+        ("metrics", "after-correct", 9, r"metric 'after-correct': 9 right of 8 samples"),
+        ("metrics", "after-correct", -1, r"'after-correct': expected a whole number"),
+        ("metrics", "before-correct-prototype", 9, r"metric 'before-correct': 9 right of 8 samples"),
+        ("metrics", "before-correct-prototype", -2, r"'before-correct-prototype': expected a whole number from -1"),
+        ("metrics", "after-total", math.nan, r"'after-total': expected a whole number"),
+    ],
+)
+def test_wrong_value_is_refused(record, key, value, told):
+    with pytest.raises(WireError, match=told):
+        read(with_value(record, key, value))
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_other_schema_is_refused(schema):
+    content = without("config", "schema") if schema is None else with_value("config", "schema", schema)
+    with pytest.raises(SchemaMismatch, match=rf"wire schema {schema!r}, this side speaks 1; update the older side"):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    "key", ["samples", "scatter", "seconds", "loss-total", "before-correct", "after-total", "after-correct-prototype"]
+)
+def test_missing_metric_is_refused(key):
+    with pytest.raises(WireError, match=rf"'{key}': expected .*, got None"):
+        read(without("metrics", key))
+
+
+@pytest.mark.parametrize("name", ["config", "arrays", "metrics"])
+def test_missing_record_is_refused(name):
+    content = reply_content()
+    del content[name]
+    with pytest.raises(WireError, match=rf"no \w+Record '{name}' in the message: it is none of isoproto's"):
+        read(content)
+
+
+@pytest.mark.parametrize(("record", "value"), [("metrics", 1.0), ("config", "x" * 10**6)])
+def test_extra_value_is_refused(record, value):
+    with pytest.raises(WireError, match=rf"unexpected {record} \['note'\]"):
+        read(with_value(record, "note", value))
+
+
+def test_record_of_another_kind_is_refused():
+    content = reply_content()
+    content["arrays"] = MetricRecord({"proto": 1.0})
+    with pytest.raises(WireError, match="no ArrayRecord 'arrays'"):
+        read(content)
+
+
+def test_extra_array_is_refused():
+    content = reply_content()
+    content["arrays"]["grad"] = Array(np.zeros((2, 3), "float32"))
+    with pytest.raises(WireError, match=r"unexpected arrays \['grad'\]"):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ArrayRecord({"x": Array(np.zeros(3, "float32"))}),
+        ConfigRecord({"note": "x" * 10**6}),
+        MetricRecord({"x": [0.0] * 10**5}),
+    ],
+)
+def test_extra_record_is_refused(extra):
+    content = reply_content()
+    content["extra"] = extra
+    with pytest.raises(WireError, match=r"unexpected records \['extra'\]"):
+        read(sent(content))
+
+
+@pytest.mark.parametrize("name", ["class-ids", "proto", "count"])
+def test_missing_array_is_refused(name):
+    with pytest.raises(WireError, match=f"array '{name}'"):
+        read(without("arrays", name))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "dtype", "told"),
+    [
+        ("proto", [[1, 2, 3]], "float32", r"expected float32 \(2, 3\), got 'float32' \(1, 3\)"),
+        ("proto", [[1, 2], [3, 4]], "float32", r"expected float32 \(2, 3\), got 'float32' \(2, 2\)"),
+        ("proto", [1, 2, 3, 4, 5, 6], "float32", r"expected float32 \(2, 3\), got 'float32' \(6,\)"),
+        ("proto", np.zeros((2, 3)), "float64", r"expected float32 \(2, 3\), got 'float64'"),
+        ("proto", np.zeros((2, 3)), "float16", r"expected float32 \(2, 3\), got 'float16'"),
+        ("class-ids", [0, 2], "int64", r"expected int32 \(2,\), got 'int64'"),
+        ("class-ids", [[0, 2]], "int32", r"expected at most 4 entries, got shape \(1, 2\)"),
+        ("class-ids", [0, 1, 2, 3, 3], "int32", r"expected at most 4 entries, got shape \(5,\)"),
+        ("class-ids", 0, "int32", r"expected at most 4 entries, got shape \(\)"),
+        ("count", [9.0, 4.0], "float64", r"expected int64 \(2,\), got 'float64'"),
+        ("count", [9], "int64", r"expected int64 \(2,\), got 'int64' \(1,\)"),
+    ],
+)
+def test_wrong_shape_or_dtype_is_refused(name, values, dtype, told):
+    with pytest.raises(WireError, match=f"array '{name}': {told}"):
+        read(with_array(name, values, dtype))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_number_that_is_not_finite_is_refused(bad):
+    with pytest.raises(WireError, match=r"array 'proto' holds NaN or infinity, shape \(2, 3\)"):
+        read(with_rows([[1, 2, 3], [4, bad, 6]]))
+
+
+@pytest.mark.parametrize("ids", [(0, 4), (-1, 2), (0, 2**31 - 1)])
+def test_class_outside_the_list_is_refused(ids):
+    with pytest.raises(WireError, match=r"array 'class-ids': expected 0..3, got"):
+        read(with_rows(MEANS, ids=ids))
+
+
+@pytest.mark.parametrize("ids", [(2, 2), (2, 0)])
+def test_repeated_or_descending_classes_are_refused(ids):
+    with pytest.raises(WireError, match=r"array 'class-ids': expected strictly increasing ids, got"):
+        read(with_rows(MEANS, ids=ids))
+
+
+@pytest.mark.parametrize("counts", [(0, 13), (-1, 4), (9, 2**62), (-(2**63), 4), (2**63 - 1, 2**63 - 1)])
+def test_count_out_of_range_is_refused(counts):
+    with pytest.raises(WireError, match=r"array 'count': expected 1\.\.\d+, got"):
+        read(with_rows(MEANS, counts=counts))
+
+
+def test_row_that_is_too_long_is_refused():
+    with pytest.raises(WireError, match=r"row of class 2 has norm 173, `max-norm` is 100"):
+        read(with_rows([[1, 2, 3], [100, 100, 100]]))
+
+
+def test_norm_is_not_fooled_by_overflow():
+    with pytest.raises(WireError, match=r"row of class 0 has norm 3\.4e\+38"):
+        read(with_rows([[3.4e38, 0, 0], [1, 1, 1]]))
+
+
+def test_row_at_the_limit_is_welcome():
+    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).contribution.means[0, 0] == 100
+
+
+# Refusals of forged arrays: declared shape, header and length must agree before anything is decoded.
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (npy(header((10**6, 10**4)), b"\0" * 24), r"declared float32 \(2, 3\), but its header says float32"),
+        (npy(header((3, 2)), b"\0" * 24), r"declared float32 \(2, 3\), but its header says float32 \(3, 2\)"),
+        (npy(header((2, 3), fortran=True), b"\0" * 24), r"declared float32 \(2, 3\), but its header says"),
+        (npy(header((2, 3), ">f4"), b"\0" * 24), r"declared float32 \(2, 3\), but its header says >f4"),
+        (npy(header((2, 3), "<f8"), b"\0" * 48), r"declared float32 \(2, 3\), but its header says float64"),
+        (npy(header((2, 3), "|O"), b"\0" * 48), r"declared float32 \(2, 3\), but its header says object"),
+        (npy(header((2, 3)), b"\0" * 24, (2, 0)), r"its header cannot be read \(ValueError\)"),
+        (npy(header((2, 3)), b"\0" * 23), r"expected 24 bytes of data, got 23"),
+        (npy(header((2, 3)), b"\0" * 10**6), r"expected 24 bytes of data, got 1000000"),
+        (npy(header((2, 3)), b"\0" * 24)[:40], r"its header cannot be read"),
+        (npy("{'descr': '<f4'}", b"\0" * 24), r"its header cannot be read \(ValueError\)"),
+        (npy("[" * 5000, b"\0" * 24), r"its header cannot be read"),
+        (b"", r"its header cannot be read \(ValueError\)"),
+        (b"\x93NUMPY", r"its header cannot be read \(ValueError\)"),
+        (b"PK\x03\x04" + b"\0" * 100, r"its header cannot be read \(ValueError\)"),
+    ],
+)
+def test_forged_header_is_refused(data, told):
+    content = reply_content()
+    content["arrays"]["proto"] = Array("float32", (2, 3), "numpy.ndarray", data)
+    with pytest.raises(WireError, match=f"array 'proto': {told}"):
+        read(sent(content))
+
+
+def test_array_stored_in_another_way_is_refused():
+    stream = io.BytesIO()
+    torch.save(MEANS, stream)
+    content = reply_content()
+    content["arrays"]["proto"] = Array("float32", (2, 3), "torch.Tensor", stream.getvalue())
+    with pytest.raises(WireError, match="array 'proto': expected float32"):
+        read(sent(content))
+
+
+def test_declared_shape_that_differs_from_the_header_is_refused():
+    stream = io.BytesIO()
+    np.save(stream, np.zeros((4, 3), "float32"))
+    content = reply_content()
+    content["arrays"]["proto"] = Array("float32", (2, 3), "numpy.ndarray", stream.getvalue())
+    with pytest.raises(WireError, match=r"declared float32 \(2, 3\), but its header says float32 \(4, 3\)"):
+        read(sent(content))
+
+
+# Refusals of shared weights
+
+SHARED = {"head.weight": torch.ones(4, 3), "head.bias": torch.zeros(4)}
+SHARING = wire.Expected(
+    client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, shared=wire.tensor_spec(SHARED)
+)
+
+
+def test_shared_weights_arrive():
+    assert torch.equal(read(reply_content(shared=SHARED), SHARING).shared["head.weight"], torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("shared", "told"),
+    [
+        ({"head.weight": torch.ones(4, 3)}, r"names differ from the federation's: \['head.bias'\]"),
+        ({**SHARED, "base.0": torch.ones(1)}, r"names differ from the federation's: \['base.0'\]"),
+        ({**SHARED, "head.bias": torch.zeros(5)}, r"array 'head.bias': expected float32 \(4,\), got 'float32' \(5,\)"),
+        ({**SHARED, "head.bias": torch.zeros(4).double()}, r"array 'head.bias': expected float32 \(4,\), got"),
+        ({**SHARED, "head.bias": torch.full((4,), math.nan)}, r"array 'head.bias' among the shared weights holds NaN"),
+    ],
+)
+def test_wrong_shared_weights_are_refused(shared, told):
+    with pytest.raises(WireError, match=told):
+        read(reply_content(shared=shared), SHARING)
+
+
+def test_weights_nobody_asked_for_are_refused():
+    with pytest.raises(WireError, match="carries weights, but this strategy shares none"):
+        read(reply_content(shared=SHARED))
+
+
+def test_missing_weights_are_refused():
+    with pytest.raises(WireError, match="no ArrayRecord 'model'"):
+        read(reply_content(), SHARING)
+
+
+# Refusals of an evaluation
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("class-total", [3, 0, 5], r"'class-total': expected 4 whole numbers"),
+        ("class-correct", [2, 0, 3, -1], r"'class-correct': expected 4 whole numbers"),
+        ("class-correct", [2.0, 0.0, 3.0, 0.0], r"'class-correct': expected 4 whole numbers"),
+        ("class-total", 8, r"'class-total': expected 4 whole numbers"),
+        ("class-correct", [4, 0, 1, 0], r"'class-correct', class 0: 4 right of 3 samples"),
+        ("class-total", [3, 0, 6, 0], r"add up to 5 right of 9, .* say 5 of 8"),
+        ("class-correct", [2, 0, 4, 0], r"add up to 6 right of 8, .* say 5 of 8"),
+        ("after-correct", 9, r"9 right of 8 samples"),
+    ],
+)
+def test_wrong_evaluation_is_refused(key, value, told):
+    content = wire.write_evaluate_reply(EVALUATION, BROADCAST, client="3")
+    content["metrics"][key] = value
+    with pytest.raises(WireError, match=told):
+        wire.read_evaluate_reply(sent(content), EXPECTED)
+
+
+# Refusals of the answer to a query
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("client", "", r"config 'client': expected a name, got an empty one"),
+        ("client", "a\nb", r"config 'client': expected up to \d+ printable characters, got 'a\\nb'"),
+        ("client", "x" * 10**6, r"config 'client': expected up to \d+ printable characters"),
+        ("model", "\x1b[31mcnn", r"config 'model': expected up to \d+ printable characters, got '\\x1b"),
+        ("model", 3, r"config 'model': expected up to \d+ printable characters, got 3"),
+        ("domain", "\u202escan", r"config 'domain': expected up to \d+ printable characters"),
+        ("feature-dim", 0, r"'feature-dim': expected a whole number"),
+        ("feature-dim", 3.0, r"'feature-dim': expected a whole number"),
+        ("partitions", -1, r"'partitions': expected a whole number"),
+        ("classes", [], r"config 'classes': expected a list of class names, .*, got \[\]"),
+        ("classes", "cat", r"config 'classes': expected a list of class names, .*, got 'cat'"),
+        ("classes", [1, 2, 3, 4], r"config 'classes': expected a list of class names, .*, got \[1, 2, 3, 4\]"),
+        ("classes", ["cat", "dog", "owl", "f\nx"], r"config 'classes': expected .* printable"),
+        ("classes", ["cat", "dog", "owl", "x" * 10**6], r"config 'classes': expected .* printable"),
+        ("classes", ["cat", "dog", "fox", "owl"], r"config 'classes-digest' does not belong to the class list"),
+        ("classes-digest", "0" * 16, r"config 'classes-digest' does not belong to the class list"),
+        ("train-counts", [1, 2, 3], r"'train-counts': expected 4 whole numbers >= 0"),
+        ("test-counts", [1, 2, 3, -4], r"'test-counts': expected 4 whole numbers >= 0"),
+        ("test-counts", [1, 2, 3, 2**60], r"'test-counts': expected 4 whole numbers >= 0"),
+        ("shared", "nonsense", r"config 'shared': expected names, dtypes and shapes as JSON"),
+        ("shared", "[1]", r"config 'shared': expected names"),
+        ("shared", '{"w": 5}', r"config 'shared': expected names"),
+        ("shared", '{"w": ["float32", ["x"]]}', r"config 'shared': expected names"),
+        ("shared", '{"w": ["float32", [Infinity]]}', r"config 'shared': expected names"),
+        ("shared", '{"w": ["float32", [-3]]}', r"config 'shared': expected names"),
+        ("shared", "[" * 10**5, r"config 'shared': expected names"),
+        ("shared", '{"w\\u001b": ["float32", [3]]}', r"config 'shared': expected names"),
+    ],
+)
+def test_wrong_client_info_is_refused(key, value, told):
+    content = wire.write_client_info(INFO)
+    content["config"][key] = value
+    if key == "classes" and all(isinstance(v, str) for v in value) and sorted(value) != sorted(CLASSES):
+        content["config"]["classes-digest"] = wire.class_digest(value)
+    with pytest.raises(WireError, match=told):
+        wire.read_client_info(sent(content))
+
+
+def test_message_of_another_app_is_refused():
+    content = RecordDict({"metrics": MetricRecord({"accuracy": 0.9}), "arrays": ArrayRecord()})
+    with pytest.raises(WireError, match=r"no ConfigRecord 'config' .* none of isoproto's \(records: \['metrics'"):
+        wire.read_client_info(content)
+
+
+# Refusals on the client
+
+
+def broadcast_content(**changes: Any) -> RecordDict:
+    values = {"prototypes": torch.ones(4, 3), "present": torch.ones(4, dtype=torch.bool), **changes}
+    return wire.write_broadcast(wire.Broadcast(experiment="e1", server_round=2, settings={}, **values))
+
+
+def receive(content: RecordDict) -> wire.Broadcast:
+    return wire.read_broadcast(sent(content), num_classes=4, feature_dim=3)
+
+
+def test_client_refuses_prototypes_of_another_width():
+    with pytest.raises(WireError, match=r"array 'prototypes': expected float32 \(4, 3\), got 'float32' \(4, 5\)"):
+        receive(broadcast_content(prototypes=torch.ones(4, 5)))
+
+
+def test_client_refuses_prototypes_of_other_classes():
+    with pytest.raises(WireError, match=r"array 'present': expected uint8 \(4,\), got 'uint8' \(5,\)"):
+        receive(broadcast_content(present=torch.ones(5)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_client_does_not_train_on_prototypes_that_are_not_finite(bad):
+    with pytest.raises(WireError, match="'prototypes' from the server holds NaN or infinity; this client does not"):
+        receive(broadcast_content(prototypes=torch.full((4, 3), bad)))
+
+
+def test_client_does_not_install_weights_that_are_not_finite():
+    with pytest.raises(WireError, match=r"array 'head\.bias' from the server holds NaN"):
+        receive(broadcast_content(shared={"head.bias": torch.tensor([math.nan])}))
+
+
+@pytest.mark.parametrize("dtype", ["object", "garbage", "U4", "datetime64[s]", "V8", "complex64"])
+def test_client_refuses_weights_of_a_dtype_no_model_has(dtype):
+    content = broadcast_content(shared={"head.bias": torch.zeros(2)})
+    content["model"]["head.bias"] = Array(dtype, (2,), "numpy.ndarray", npy(header((2,), "|O"), b"\0" * 16))
+    with pytest.raises(WireError, match=r"array 'head\.bias'"):
+        receive(content)
+
+
+def test_client_refuses_another_schema():
+    content = broadcast_content()
+    content["config"]["schema"] = 7
+    with pytest.raises(SchemaMismatch, match="wire schema 7, this side speaks 1"):
+        receive(content)
+
+
+def test_client_refuses_a_message_without_settings():
+    content = broadcast_content()
+    del content["settings"]
+    with pytest.raises(WireError, match="no ConfigRecord 'settings'"):
+        receive(content)
+
+
+def test_round_of_a_broadcast_is_no_negative_number():
+    content = broadcast_content()
+    content["config"]["round"] = -1
+    with pytest.raises(WireError, match="'round': expected a whole number"):
+        receive(content)
+
+
+def test_settings_are_scalars():
+    content = wire.write_query(wire.Query(experiment="e1", fingerprint="", settings={"rounds": 3}))
+    content["settings"]["list"] = [1, 2]
+    assert wire.read_settings(sent(content)) == {"rounds": 3}
+
+
+def test_spec_is_readable_json():
+    content = wire.write_client_info(INFO)
+    assert json.loads(content["config"]["shared"])["step"] == ["int64", []]
