@@ -489,14 +489,11 @@ def _main(count: int) -> dict[str, Any]:
 def _legend(figure: "Figure", axes: "Axes") -> None:
     """A legend above the axes, in as many columns as there is room for."""
     handles, labels = axes.get_legend_handles_labels()
-    widths = [46 + 6 * len(label) for label in labels]
-
-    def width(columns: int) -> int:
-        rows = -(-len(widths) // columns)  # entries go down the columns
-        return sum(max(widths[i : i + rows]) for i in range(0, len(widths), rows))
-
-    columns = max((n for n in range(1, 6) if width(n) <= HALF), default=1)
-    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+    for columns in range(min(5, len(labels)), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= HALF:
+            break
+        legend.remove()
 
 
 def _round_ticks(axes: "Axes", rounds: NDArray[np.int64]) -> None:

@@ -456,6 +456,18 @@ def test_drawings_in_the_report_follow_the_colour_scheme(report, run_folder):
         assert f"--{name}: {dark};" in report
 
 
+@pytest.mark.parametrize("count", [4, 9])
+def test_a_legend_stays_inside_its_drawing(tmp_path, count):
+    """In DejaVu Sans, which is as wide as the fonts of browsers get, a character takes 0.6 of 12 pixels."""
+    models = [f"architecture{'x' * (3 * i)}" for i in range(count)]
+    folder = fabricate(tmp_path / "run", clients=10, rounds=1, models=models)
+    write_report(folder)
+    texts = ElementTree.parse(folder / "plots" / "accuracy.svg").iter("{http://www.w3.org/2000/svg}text")
+    ends = [float(text.get("x")) + 0.6 * 12 * len(text.text) for text in texts if text.text[0].isalpha()]
+    assert len(ends) >= count + 2
+    assert max(ends) <= 500 + 20
+
+
 def test_the_report_depends_on_the_folder_alone(run_folder, report):
     before = {path.name: path.read_bytes() for path in (run_folder / "plots").iterdir()}
     assert sorted(before) == [f"{n}.svg" for n in ("accuracy", "bytes", "clients", "losses", "partition", "seconds")]
