@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +41,8 @@ class RunFolder:
         experiment = secrets.token_hex(4)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.strategy}-{experiment}"
         folder = cls(output_dir / name, experiment)
-        folder.write_text("config.toml", to_toml({**config.to_mapping(), "experiment": experiment}))
+        folder.write_text("experiment", experiment + "\n")
+        folder.write_text("config.toml", to_toml(config.to_mapping()))
         return folder
 
     @classmethod
@@ -53,11 +55,9 @@ class RunFolder:
         """
         path = find_run(output_dir, name)
         try:
-            import tomllib
-
             values: dict[str, Scalar] = tomllib.loads((path / "config.toml").read_text("utf8"))
-            experiment = str(values.pop("experiment"))
-        except (OSError, ValueError, KeyError) as err:
+            experiment = (path / "experiment").read_text("utf8").strip()
+        except (OSError, ValueError) as err:
             raise StateError(f"cannot read the settings of the run {path}: {err!r}") from err
         return cls(path, experiment), RunConfig.from_mapping(values)
 

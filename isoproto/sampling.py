@@ -3,17 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from isoproto.metrics import client_order
 from isoproto.seeding import numpy_generator
-
-
-def client_order(client: str) -> tuple[int, int, str]:
-    """Sort key of client names: partition ids by number, then node names.
-
-    Example:
-        >>> sorted(["10", "gateway", "9"], key=client_order)
-        ['9', '10', 'gateway']
-    """
-    return (0, int(client), "") if client.isdecimal() else (1, 0, client)
 
 
 def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: int, minimum: int = 1) -> list[str]:

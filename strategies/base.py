@@ -17,10 +17,10 @@ from isoproto import wire
 from isoproto.config import AUTO, RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
 from isoproto.fingerprint import fingerprint, package_folder
-from isoproto.metrics import accuracy_summary
+from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
-from isoproto.sampling import client_order, cohort
+from isoproto.sampling import cohort
 from strategies.state import LastAccuracy, ServerState
 
 _log = logging.getLogger("isoproto")

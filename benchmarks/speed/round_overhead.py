@@ -2,8 +2,8 @@
 
 Reference work (design.md 7): pictures 32x32x3, 300 to train and 100 to test per client, one epoch, the four demo
 models, class statistics and an evaluation before and after training. Two sizes: 20 clients at B = 32; 200 clients,
-20 % a round, at B = 10. The bare loop is plain torch with models and float pictures in memory; the faster of one process
-with two threads and two processes with one thread counts. The simulated rounds exchange prototypes; start-up is left out
+20 % a round, at B = 10. The bare loop is torch with models and float pictures in memory; the faster of one process
+with two threads and two processes with one thread counts. Simulated rounds exchange prototypes; start-up is left out
 on both sides. The memory of all processes is sampled.
 
     python benchmarks/speed/round_overhead.py [--rounds 10] [--force]
