@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,6 +160,7 @@ def query(message: Message, context: Context) -> Message:
         partitions=client.partitions,
         fingerprint=fingerprint(),
         folder=str(package_folder("client_app")),
+        worker=os.getpid(),
         shared=wire.tensor_spec(client.shared(model)),
     )
     return Message(wire.write_client_info(info), reply_to=message)

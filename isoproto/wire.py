@@ -78,6 +78,7 @@ class ClientInfo:
         partitions: Number of partitions that its node was told of; 0 on a real device.
         fingerprint: Digest of the code that answered.
         folder: Where that code lies on the client.
+        worker: Id of the process that answered, to count how many clients run at once in simulation.
         shared: Names, dtypes and shapes of the weights that it would share.
     """
 
@@ -91,6 +92,7 @@ class ClientInfo:
     partitions: int = 0
     fingerprint: str = ""
     folder: str = ""
+    worker: int = 0
     shared: Spec = field(default_factory=dict)
 
 
@@ -220,6 +222,7 @@ def write_client_info(info: ClientInfo) -> RecordDict:
             "partitions": info.partitions,
             "fingerprint": info.fingerprint,
             "folder": info.folder,
+            "worker": info.worker,
             "shared": json.dumps(info.shared),
         }
     )
@@ -362,6 +365,7 @@ def read_client_info(content: RecordDict) -> ClientInfo:
         partitions=_integer(config, "partitions", 0),
         fingerprint=_text(config, "fingerprint"),
         folder=_text(config, "folder"),
+        worker=_integer(config, "worker", 0),
         shared=_read_spec(config),
     )
     if not info.client:

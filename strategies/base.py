@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -312,6 +313,15 @@ class PrototypeStrategy(Strategy):
             len(self.classes),
             models,
         )
+        workers, cores = {info.worker for info in self.clients.values()}, os.cpu_count() or 1
+        if workers != {os.getpid()} and any(info.partitions for info in self.clients.values()):
+            _log.info("%d clients at once on %d cores", len(workers), cores)
+            if len(workers) < min(cores, len(self.clients)):
+                _log.warning(
+                    "cores are idle: each client reserves several CPUs, Flower's default. Let all work with "
+                    '--federation-config "num-supernodes=%d client-resources-num-cpus=1"',
+                    len(self.clients),
+                )
 
     # What a method changes
 
