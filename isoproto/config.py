@@ -9,6 +9,7 @@ is not listed there; a test compares the two.
 import dataclasses
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from isoproto.errors import ConfigError
 
 Scalar = bool | int | float | str
 AUTO = "auto"
+# How Flower finds the pairs in an override. What lies between them it passes over without a word.
+_PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class RunConfig:
         epochs: Local epochs E per round, >= 1.
         batch_size: Mini-batch size B, >= 1.
         optimizer: Local optimiser, created anew every round.
-        learning_rate: Its step size, > 0.
+        learning_rate: Its step size, >= 0; 0 leaves the models as they are.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Its L2 penalty, >= 0.
         device: ``auto`` takes a GPU where there is one.
@@ -260,12 +263,14 @@ def read_overrides(texts: Iterable[str]) -> dict[str, Scalar]:
                 with Path(text).expanduser().open("rb") as file:
                     merged |= flatten_dict(tomllib.load(file))
             else:
+                if rest := _PAIR.sub("", text).strip():
+                    raise ValueError(f"no key=value in {rest!r}")
                 merged |= parse_config_args([text])
         except OSError as err:
             raise ConfigError(f"cannot read the run-config file {text!r}: {err.strerror}") from err
         except Exception as err:
             raise ConfigError(
-                f"cannot read the run config {text!r}: {err}. Write key=value pairs separated by blanks, text in "
-                "quotes: -c \"rounds=3 partition='dirichlet'\", or name a .toml file"
+                f"cannot read the run config {text!r}: {err}. Write key=value pairs, blanks only between them, "
+                "text in quotes: -c \"rounds=3 partition='dirichlet'\", or name a .toml file"
             ) from err
     return merged
