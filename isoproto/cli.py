@@ -98,6 +98,10 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
     """Fill in this caller's folders (a Flower process has its own environment) and run."""
     values.setdefault("output-dir", str((output_dir or paths.output_dir()).absolute()))
     values.setdefault("state-dir", str(paths.state_dir().absolute()))
+    values.setdefault("data-dir", str((paths.home() / "data").absolute()))
+    kind, _, path = str(values.get("data", "")).partition(":")
+    if path and Path(path).exists():  # seen from where the command was typed
+        values["data"] = f"{kind}:{Path(path).absolute()}"
     if engine == "flower":
         from isoproto.flower_engine import run_under_flower
 
