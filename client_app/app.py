@@ -103,7 +103,7 @@ class Client:
         """Return its model as it was when ``before`` began: saved, or initialised from the seed."""
         saved = self.store(experiment).load(before)
         if saved is None and self.config.init_from:
-            saved = self.store(self.config.init_from).load(before=2**31)
+            saved = self.store(self.config.init_from).load()
         if saved is None:
             owner = self.architecture if self.config.init == "per-architecture" else self.name
             seed = derive(self.config.seed, "model", owner)

@@ -13,8 +13,11 @@ from isoproto.paths import write_atomically
 
 _log = logging.getLogger("isoproto")
 
-# One round back is enough: the server starts round r + 1 only after round r is in its checkpoint.
-_GENERATIONS = 2
+_WHOLE, _DAMAGED = ".safetensors", ".damaged"
+_ANY_ROUND = 2**31  # after every round there is
+
+# The server may die in round r + 1, find its checkpoint of round r damaged, and go on from the one before it.
+_GENERATIONS = 3
 
 
 class ClientStore:
@@ -31,9 +34,9 @@ class ClientStore:
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
         self.client = client
-        self.folder = root / urllib.parse.quote(experiment, safe="") / urllib.parse.quote(client, safe="")
+        self.folder = root / _file_name(experiment) / _file_name(client)
 
-    def load(self, before: int) -> dict[str, Tensor] | None:
+    def load(self, before: int = _ANY_ROUND) -> dict[str, Tensor] | None:
         """Return the newest model that was saved in a round < ``before``, or ``None`` if there is none.
 
         A file that cannot be read is set aside with a warning, and the one before it is taken.
@@ -41,17 +44,17 @@ class ClientStore:
         Raises:
             StateError: If there were models, and none of them can be read.
         """
-        rounds = [tag for tag in self._rounds() if tag < before]
-        for tag in rounds:
+        for tag in self._rounds(before):
             path = self._path(tag)
             try:
                 return safetensors.torch.load(path.read_bytes())
             except (OSError, safetensors.SafetensorError) as err:
                 _log.warning("client %s: cannot read its model %s (%s); set aside", self.client, path, err)
-                path.replace(path.with_suffix(".damaged"))
-        if rounds:
+                path.replace(path.with_suffix(_DAMAGED))
+        # Also when they were set aside earlier: nobody starts anew without a word.
+        if damaged := self._rounds(before, _DAMAGED):
             raise StateError(
-                f"client {self.client}: none of its saved models in {self.folder} can be read (rounds {rounds}). "
+                f"client {self.client}: none of its saved models in {self.folder} can be read (rounds {damaged}). "
                 "Restore the folder from a backup, or delete it to let the client start anew"
             )
         return None
@@ -68,11 +71,14 @@ class ClientStore:
             self._path(tag).unlink(missing_ok=True)
 
     def _path(self, tag: int) -> Path:
-        return self.folder / f"round-{tag:06d}.safetensors"
+        return self.folder / f"round-{tag:06d}{_WHOLE}"
 
-    def _rounds(self) -> list[int]:
-        """Tags on disk, newest first."""
-        return sorted(
-            (int(p.stem.removeprefix("round-")) for p in self.folder.glob("round-*.safetensors")),
-            reverse=True,
-        )
+    def _rounds(self, before: int = _ANY_ROUND, suffix: str = _WHOLE) -> list[int]:
+        """Tags on disk that are < ``before``, newest first."""
+        tags = (int(path.stem.removeprefix("round-")) for path in self.folder.glob(f"round-*{suffix}"))
+        return sorted((tag for tag in tags if tag < before), reverse=True)
+
+
+def _file_name(name: str) -> str:
+    """Return ``name`` as one component of a path; ``..`` is none that leads out of the folder."""
+    return urllib.parse.quote(name, safe="").replace(".", "%2E")

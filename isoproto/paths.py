@@ -1,5 +1,6 @@
 """Where things lie on this machine when no setting says otherwise."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as err:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where its folder cannot be made, there is none
+            temporary.unlink(missing_ok=True)
         raise StateError(
             f"cannot write {path}: {err.strerror} ({len(content)} bytes); nothing was lost, the previous file is "
             "untouched. Free some space or fix the permissions, or choose another folder"

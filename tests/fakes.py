@@ -4,14 +4,19 @@ A fault is a function of the grid, the message that was sent and the reply that 
 the replies that come back instead. ``FaultyGrid`` applies it to the messages that ``When`` picks.
 """
 
+import contextlib
 import copy
+import errno
+import os
+import resource
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -221,6 +226,32 @@ def restarted(grid: FaultyGrid, message: Message, honest: Callable[[], Message])
     reply = honest()
     grid.restart(grid._partitions[message.metadata.dst_node_id])
     return [reply]
+
+
+# Disks
+
+
+@contextlib.contextmanager
+def small_files(limit: int) -> Iterator[None]:
+    """Let every file that this process writes end at ``limit`` bytes: the write that passes it fails half-way."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Let the disk be found full when written data are flushed to it, as file systems that delay allocation do."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fsync(_: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 # Data

@@ -155,7 +155,7 @@ def test_missing_file_is_told_of(tmp_path):
     "text", ["partition=iid", "rounds", "rounds = 3", "rounds=3 seed", "rounds=[1,2]", "rounds=3,seed=4"]
 )
 def test_text_that_is_no_toml_is_told_of(text):
-    with pytest.raises(ConfigError, match="cannot read the run config .* text in quotes"):
+    with pytest.raises(ConfigError, match=r"cannot read the run config .* text in quotes"):
         read_overrides([text])
 
 
