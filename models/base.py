@@ -1,0 +1,106 @@
+"""What every model is: features ``[B, d]`` and a linear head on them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What a model must fit.
+
+    Attributes:
+        channels: Channels of a picture.
+        height: Its height in pixels.
+        width: Its width in pixels.
+        feature_dim: Feature width d, the same for all clients of a federation.
+        num_classes: C.
+    """
+
+    channels: int
+    height: int
+    width: int
+    feature_dim: int
+    num_classes: int
+
+
+class FeatureModel(nn.Module):
+    """A base that maps pictures to L numbers, pooled to d features, and a linear head.
+
+    The pooling is a parameter-free 1-D adaptive average over the feature axis: output q is the mean of the
+    inputs with indices in [floor(q L / d), ceil((q + 1) L / d)), and the identity where L is d.
+
+    Args:
+        base: Maps ``[B, channels, height, width]`` to ``[B, L]``.
+        feature_dim: d.
+        num_classes: C.
+
+    Example:
+        >>> model = FeatureModel(nn.Flatten(), feature_dim=2, num_classes=3)
+        >>> model.features(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
+        tensor([[2., 6.]])
+    """
+
+    base: nn.Module
+    head: nn.Linear
+    width: int
+
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.base = base
+        self.head = nn.Linear(feature_dim, num_classes)
+        self.width = feature_dim
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features of pictures ``x`` ``[B, channels, height, width]``, shape ``[B, d]``."""
+        values: Tensor = self.base(x)
+        if values.shape[1] == self.width:
+            return values
+        return functional.adaptive_avg_pool1d(values, self.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits, shape ``[B, C]``."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+class Grid(nn.Module):
+    """Average a feature map to ``size`` x ``size`` cells, whatever the picture's size; then flatten."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, c, h, w]`` to ``[B, c * size * size]``."""
+        if x.shape[-2:] != (self.size, self.size):
+            x = functional.adaptive_avg_pool2d(x, self.size)
+        return x.flatten(1)
+
+
+class ChannelsLast(nn.Module):
+    """Lay a feature map out channels last, the layout in which CPUs convolve few channels fastest."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` with another memory layout."""
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+def conv_norm(inputs: int, outputs: int, kernel: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """A convolution without bias and its BatchNorm."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(outputs)
+    )
+
+
+def stem(channels: int, outputs: int) -> list[nn.Module]:
+    """A strided 5x5 convolution and a max-pool: the maps are a quarter as wide before the costly layers."""
+    return [
+        nn.Conv2d(channels, outputs, 5, 2, 2, bias=False),
+        ChannelsLast(),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+    ]
