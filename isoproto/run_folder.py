@@ -1,5 +1,6 @@
 """Writing a run's folder: what ``isoproto.report`` reads."""
 
+import contextlib
 import json
 import logging
 import os
@@ -57,6 +58,8 @@ class RunFolder:
         try:
             values: dict[str, Scalar] = tomllib.loads((path / "config.toml").read_text("utf8"))
             experiment = (path / "experiment").read_text("utf8").strip()
+            if not experiment:
+                raise ValueError("the file `experiment` is empty")
         except (OSError, ValueError) as err:
             raise StateError(f"cannot read the settings of the run {path}: {err!r}") from err
         return cls(path, experiment), RunConfig.from_mapping(values)
@@ -82,24 +85,36 @@ class RunFolder:
         """
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in self._lines)
         path = self.path / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a", encoding="utf8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as err:
+            with contextlib.suppress(OSError):  # no half line, and none twice: the next attempt writes them all
+                os.truncate(path, size)
             raise StateError(
                 f"cannot append to {path}: {err.strerror}. Free some space, then `isoproto resume {self.path}`"
             ) from err
         self._lines.clear()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of ``metrics.jsonl``; a last line cut by a kill is left out."""
+        """Return the lines of ``metrics.jsonl``; a last line cut by a kill is left out.
+
+        Raises:
+            StateError: If another line cannot be read.
+        """
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        whole = path.read_text("utf8").split("\n")[:-1]
-        return [json.loads(line) for line in whole]
+        lines = []
+        for number, line in enumerate(path.read_text("utf8").split("\n")[:-1], start=1):
+            try:
+                lines.append(json.loads(line))
+            except ValueError as err:
+                raise StateError(f"line {number} of {path} cannot be read ({err}); mend it or take it out") from err
+        return lines
 
     def cut_back(self, server_round: int | None) -> None:
         """Drop lines of rounds after ``server_round`` (all lines for ``None``): that round is done anew."""
@@ -129,12 +144,12 @@ def find_run(output_dir: Path, name: str) -> Path:
     direct = Path(name).expanduser()
     if (direct / "config.toml").is_file():
         return direct.absolute()
-    found = sorted(p.parent for p in output_dir.glob(f"*{name}/config.toml")) if name else []
+    known = sorted(p.parent for p in output_dir.glob("*/config.toml"))
+    found = [path for path in known if name and path.name.endswith(name)]
     if len(found) == 1:
         return found[0]
-    known = sorted(p.parent.name for p in output_dir.glob("*/config.toml"))[-5:]
     what = f"several runs end in {name!r}: {[p.name for p in found]}" if found else f"there is no run {name!r}"
-    raise ConfigError(f"{what}; looked in {output_dir}, whose newest runs are {known}")
+    raise ConfigError(f"{what}; looked in {output_dir}, whose newest runs are {[p.name for p in known[-5:]]}")
 
 
 def to_toml(values: Mapping[str, Scalar]) -> str:
@@ -146,8 +161,12 @@ def to_toml(values: Mapping[str, Scalar]) -> str:
         "wire.dtype" = "float32"
         fraction = 0.2
     """
-    # JSON's text, numbers and booleans are TOML's.
-    return "".join(f"{json.dumps(k) if '.' in k else k} = {json.dumps(v)}\n" for k, v in values.items())
+    return "".join(f"{_toml(k) if '.' in k else k} = {_toml(v)}\n" for k, v in values.items())
+
+
+def _toml(value: Scalar) -> str:
+    # JSON's text, numbers and booleans are TOML's, but TOML has no surrogate pairs and escapes DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def show_log(level: int = logging.INFO) -> None:
