@@ -1,5 +1,6 @@
 """Local training, statistics and evaluation: plain torch, no Flower."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -90,10 +91,10 @@ def batches(samples: int, size: int, generator: torch.Generator) -> Iterator[Ten
         [1]
     """
     order = torch.randperm(samples, generator=generator)
-    starts = list(range(0, samples, size))
-    if len(starts) > 1 and samples - starts[-1] == 1:
-        starts.pop()
-    for start, end in zip(starts, [*starts[1:], samples], strict=True):
+    edges = [*range(0, samples, size), samples]
+    if len(edges) > 2 and samples - edges[-2] == 1:
+        del edges[-2]
+    for start, end in itertools.pairwise(edges):
         yield order[start:end]
 
 

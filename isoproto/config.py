@@ -94,7 +94,7 @@ class RunConfig:
         init: ``per-client``: independent initial weights; ``per-architecture``: equal ones where the
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
-        batch_size: Mini-batch size B, >= 1.
+        batch_size: Mini-batch size B, >= 2: BatchNorm cannot train on one sample.
         optimizer: Local optimiser, created anew every round.
         learning_rate: Its step size, >= 0; 0 leaves the models as they are.
         momentum: Momentum of SGD, in [0, 1).
@@ -145,7 +145,7 @@ class RunConfig:
     feature_dim: int = _number(128, 1, 65536)
     init: str = _one_of("per-client", "per-client", "per-architecture")
     epochs: int = _number(1, 1)
-    batch_size: int = _number(32, 1)
+    batch_size: int = _number(32, 2)
     optimizer: str = _one_of("sgd", "sgd", "adam", "adamw")
     learning_rate: float = _number(0.02, 0)
     momentum: float = _number(0.9, 0, 0.999)

@@ -69,7 +69,7 @@ def test_auto_stands_for_what_the_strategy_says():
     [
         ("rounds", 0, -1),
         ("epochs", 1, 0),
-        ("batch-size", 1, 0),
+        ("batch-size", 2, 1),
         ("min-replies", 1, 0),
         ("max-empty-rounds", 1, 0),
         ("min-samples", 0, -1),
