@@ -1,0 +1,16 @@
+"""Losses that align a client's features with global prototypes: ``LOSSES`` by name.
+
+``mse`` and ``cosine`` compare coordinates and need feature spaces that mean the same on every client; ``gcsa`` and
+``rcsa`` compare relations between classes only. A new loss is one file and one line here.
+"""
+
+from isoproto.losses.base import AlignmentLoss, alignment_terms
+from isoproto.losses.cosine import COSINE
+from isoproto.losses.gcsa import GCSA
+from isoproto.losses.mse import MSE
+from isoproto.losses.procrustes import procrustes_split
+from isoproto.losses.rcsa import RCSA
+
+LOSSES: dict[str, AlignmentLoss] = {"mse": MSE, "cosine": COSINE, "gcsa": GCSA, "rcsa": RCSA}
+
+__all__ = ["LOSSES", "AlignmentLoss", "alignment_terms", "procrustes_split"]

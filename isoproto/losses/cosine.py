@@ -1,0 +1,51 @@
+"""Cosine distance: features in the direction of the prototypes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isoproto.losses.base import SMALL, AlignmentLoss, full_precision_pair
+from isoproto.losses.mse import target
+from isoproto.precision import outside_autocast
+
+
+@outside_autocast
+def pair(a: Tensor, b: Tensor) -> Tensor:
+    r"""One minus the mean cosine of the rows.
+
+    .. math::
+        1 - \frac{1}{n} \sum_i \frac{\langle a_i, b_i \rangle}{\|a_i\| \|b_i\|}
+
+    Reference: the coordinate baseline of FedSAF.
+
+    Args:
+        a: Features, shape ``[n, d]``.
+        b: What row ``i`` of ``a`` is compared with, shape ``[n, d]``.
+
+    Returns:
+        Loss, shape ``[]``, in [0, 2]. Rows of zero length, in either argument, are left out.
+
+    Example:
+        >>> pair(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 0.0], [5.0, 0.0]]))
+        tensor(0.5000)
+    """
+    a, b = full_precision_pair(a, b, any_width=False)
+    return _weighted(a.unsqueeze(0), b, a.new_ones(1, len(a)))[0]
+
+
+def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> Tensor:
+    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
+    return _weighted(averages @ x, prototypes.index_select(0, rows), weights)
+
+
+def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean of 1 - cosine over the rows of ``a`` ``[L, n, d]`` and ``b`` ``[n, d]`` that have a direction."""
+    a_energy, b_energy = a.square().sum(2), b.square().sum(1)
+    keep = (a_energy > SMALL**2 * a_energy.mean(1, keepdim=True)) & (b_energy > SMALL**2 * b_energy.mean())
+    norms = torch.where(keep, a_energy * b_energy, 1).sqrt()
+    weights = weights * keep
+    return (weights * (1 - (a * b).sum(2) / norms)).sum(1) / weights.sum(1).clamp(min=1e-20)
+
+
+COSINE = AlignmentLoss(pair, target, levels)

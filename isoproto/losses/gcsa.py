@@ -1,0 +1,103 @@
+"""Gram-cosine structural alignment: do two centred Gram matrices point the same way?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isoproto.losses.base import SMALL, AlignmentLoss, full_precision_pair, gather_pairs, one_minus_cosine
+from isoproto.precision import full_precision, outside_autocast
+
+TINY = 1e-12  # energy of centred rows below which they are taken for one point
+
+
+@outside_autocast
+def pair(a: Tensor, b: Tensor) -> Tensor:
+    r"""One minus the cosine of the centred Gram matrices of ``a`` and ``b``.
+
+    .. math::
+        1 - \frac{\langle K_A, K_B \rangle}{\|K_A\|_F \|K_B\|_F}, \qquad
+        K_A = A_c A_c^T, \quad A_c = A - 1 \bar a^T
+
+    Either argument may be rotated, reflected, shifted and scaled; the loss does not change.
+
+    Reference: FedSAF, Eq. (13). It is one minus linear CKA.
+
+    Args:
+        a: Features, shape ``[n, d1]``.
+        b: What row ``i`` of ``a`` is compared with, shape ``[n, d2]``.
+
+    Returns:
+        Loss, shape ``[]``, in [0, 1]. Value and gradient are 0 for ``n < 3`` (two points have one shape) and if all
+        rows of an argument are equal.
+
+    Example:
+        Two pairs of points, each pair at the other's centre, have orthogonal Gram matrices:
+
+        >>> a = torch.tensor([[1.0], [-1.0], [0.0], [0.0]])
+        >>> pair(a, 3 * a + 1), pair(a, a.flip(0))
+        (tensor(0.), tensor(1.))
+    """
+    a, b = full_precision_pair(a, b, any_width=True)
+    (a, a_spread), (b, b_spread) = _standardised(a), _standardised(b)
+    if len(a) > max(a.shape[1], b.shape[1]):  # the same three numbers from d x d products
+        inner, norms = (a.T @ b).square().sum(), (a.T @ a).norm() * (b.T @ b).norm()
+    else:
+        k, t = a @ a.T, b @ b.T
+        inner, norms = (k * t).sum(), k.norm() * t.norm()
+    informative = a_spread & b_spread & (len(a) > 2)
+    return torch.where(informative, 1 - inner / torch.where(informative, norms, 1), 0)
+
+
+def _standardised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows centred and scaled to energy 1, and whether they differ by more than rounding."""
+    centred = x - x.mean(0)
+    energy = centred.square().sum()
+    spread = energy > (SMALL * x.square().sum()).clamp(min=TINY)
+    return centred / torch.where(spread, energy, 1).sqrt(), spread
+
+
+@outside_autocast
+def target(prototypes: Tensor, present: Tensor) -> Tensor:
+    """Kernel ``[C, C]`` of the present prototypes, :math:`-D/2` of their squared distances :math:`D`.
+
+    Centring makes the Gram matrix and this one equal, but here equal rows give exact zeros. Rows and columns of
+    absent classes are zero.
+    """
+    mask = present.unsqueeze(1)
+    p = torch.where(mask, full_precision(prototypes), 0)
+    centred = torch.where(mask, p - p.sum(0) / present.sum().clamp(min=1), 0)  # keeps digits that the mean swallows
+    return _kernel(centred @ centred.T, p.square().sum(1), present)
+
+
+@outside_autocast
+def relations(matrix: Tensor, present: Tensor) -> Tensor:
+    """The same kernel from a Gram matrix ``[C, C]`` of classes, centred or not, symmetric and of float dtype."""
+    gram = full_precision(matrix)
+    return _kernel(gram, gram.diagonal(), present)
+
+
+def _kernel(gram: Tensor, energy: Tensor, present: Tensor) -> Tensor:
+    squares = gram.diagonal()
+    half = (squares.unsqueeze(1) + squares) / 2 - gram
+    noise = (SMALL / 2 * (energy.unsqueeze(1) + energy)).clamp(min=TINY)
+    return torch.where(present.unsqueeze(1) & present & (half > noise), -half, 0)
+
+
+def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, kernel: Tensor) -> Tensor:
+    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
+    count = weights.sum(1)
+    share = weights / count.clamp(min=1).unsqueeze(1)
+    # Rows of `centre` turn samples into points, less the mean of the points, times the root of the weight.
+    centre = (averages - share.unsqueeze(1)) * weights.sqrt().unsqueeze(2)  # [L, n, n]
+    shift = x.detach().mean(0)  # changes neither value nor gradient, but would swallow digits of the Gram matrix
+    x = x - shift
+    k = torch.bmm((centre.flatten(0, 1) @ (x @ x.T)).view_as(centre), centre.mT)
+    t = torch.bmm((centre.flatten(0, 1) @ gather_pairs(kernel, rows)).view_as(centre), centre.mT)
+
+    energy = k.detach().diagonal(dim1=1, dim2=2).sum(1)
+    rest = torch.sub(energy, count * torch.dot(shift, shift), alpha=SMALL)
+    return one_minus_cosine(k, t, (rest > TINY) & (count > 2.5))
+
+
+GCSA = AlignmentLoss(pair, target, levels, relations)

@@ -1,0 +1,47 @@
+"""Mean squared error: features at the coordinates of the prototypes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from isoproto.losses.base import AlignmentLoss, full_precision_pair
+from isoproto.precision import full_precision, outside_autocast
+
+
+@outside_autocast
+def pair(a: Tensor, b: Tensor) -> Tensor:
+    r"""Mean squared difference over rows and columns.
+
+    .. math::
+        \frac{1}{n d} \sum_{ij} (a_{ij} - b_{ij})^2
+
+    Reference: the coordinate baseline of FedSAF. It writes a sum; the element mean is what its weights refer to.
+
+    Args:
+        a: Features, shape ``[n, d]``.
+        b: What row ``i`` of ``a`` is compared with, shape ``[n, d]``.
+
+    Returns:
+        Loss, shape ``[]``, >= 0.
+
+    Example:
+        >>> pair(torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.0, 0.0], [3.0, 0.0]]))
+        tensor(4.2500)
+    """
+    return functional.mse_loss(*full_precision_pair(a, b, any_width=False))
+
+
+def target(prototypes: Tensor, present: Tensor) -> Tensor:
+    """The prototypes in full precision, shape ``[C, d]``; absent rows are zero."""
+    return torch.where(present.unsqueeze(1), full_precision(prototypes), 0)
+
+
+def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> Tensor:
+    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
+    residual = averages @ (x - prototypes.index_select(0, rows))  # [L, n, d]
+    return (residual.square().mean(2) * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+MSE = AlignmentLoss(pair, target, levels)
