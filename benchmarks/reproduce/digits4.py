@@ -8,18 +8,11 @@ Cells are written to benchmarks/results/digits4.json as they end; a second call 
 """
 
 import argparse
-import concurrent.futures
 import itertools
-import json
-import logging
-import multiprocessing
-import resource
-import statistics
-import tempfile
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from cells import ROOT, load, points, run_missing
+
 RESULTS = ROOT / "benchmarks" / "results" / "digits4.json"
 TABLE = ROOT / "docs" / "results.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
@@ -44,28 +37,6 @@ METHODS: dict[str, dict[str, Any]] = {
 CONTROL = {name: "local, one architecture" if "one architecture" in name else "local" for name in METHODS}
 
 
-def run_cell(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run one cell and return what the table needs of its summary."""
-    from client_app.app import app as client_app
-    from isoproto.in_process import InProcessGrid, task_identity
-    from isoproto.run_folder import show_log
-    from server_app.app import run_federation
-
-    show_log(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder, task_identity():
-        paths = {"output-dir": f"{folder}/runs", "state-dir": f"{folder}/state"}
-        run = run_federation(InProcessGrid(client_app, CLIENTS), {**settings, **paths})
-        summary = json.loads((run / "summary.json").read_text())
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    kept = ("accuracy", "bytes", "seconds", "versions", "fingerprint", "git_commit")
-    return {
-        "settings": settings,
-        **{key: summary[key] for key in kept},
-        "failed": len(summary["clients"]["failed"]),
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-    }
-
-
 def cells() -> dict[str, dict[str, Any]]:
     """Return the settings of every cell by its name."""
     return {
@@ -74,34 +45,9 @@ def cells() -> dict[str, dict[str, Any]]:
     }
 
 
-def run_missing(workers: int) -> None:
-    """Run the cells that the results lack or that had other settings."""
-    done = load()
-    missing = {name: s for name, s in cells().items() if done.get(name, {}).get("settings") != s}
-    # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(run_cell, settings): name for name, settings in missing.items()}
-        for number, future in enumerate(concurrent.futures.as_completed(running), 1):
-            done[running[future]] = result = future.result()
-            figures = {"figure": "accuracy.mean", "command": COMMAND, "cells": done}
-            RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
-            print(f"{number}/{len(running)}  {running[future]}: {result['accuracy']['mean']:.4f}", flush=True)
-
-
-def load() -> dict[str, Any]:
-    """Return the cells in the results file."""
-    return json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
-
-
-def points(values: list[float]) -> str:
-    """Mean and sample standard deviation in points."""
-    return f"{100 * statistics.mean(values):.2f} ± {100 * statistics.stdev(values):.2f}"
-
-
 def table() -> str:
     """Return docs/results.md."""
-    done = load()
+    done = load(RESULTS)
     wanted = cells()
     absent = [name for name in wanted if name not in done]
     if absent:
@@ -153,7 +99,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="cells that run at once")
     arguments = parser.parse_args()
     if not arguments.table:
-        run_missing(arguments.workers)
+        run_missing(RESULTS, cells(), clients=CLIENTS, command=COMMAND, workers=arguments.workers)
     TABLE.write_text(table())
     print(f"wrote {TABLE.relative_to(ROOT)}")
 

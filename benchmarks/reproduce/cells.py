@@ -1,0 +1,62 @@
+"""Cells of a table: whole runs in one process, two at a time, their figures in a JSON file as they end."""
+
+import concurrent.futures
+import json
+import logging
+import multiprocessing
+import resource
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_cell(settings: dict[str, Any], clients: int) -> dict[str, Any]:
+    """Run one cell and return what a table needs of its summary."""
+    from client_app.app import app as client_app
+    from isoproto.in_process import InProcessGrid, task_identity
+    from isoproto.run_folder import show_log
+    from server_app.app import run_federation
+
+    show_log(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder, task_identity():
+        paths = {"output-dir": f"{folder}/runs", "state-dir": f"{folder}/state"}
+        run = run_federation(InProcessGrid(client_app, clients), {**settings, **paths})
+        summary = json.loads((run / "summary.json").read_text())
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    kept = ("accuracy", "bytes", "seconds", "versions", "fingerprint", "git_commit")
+    return {
+        "settings": settings,
+        **{key: summary[key] for key in kept},
+        "failed": len(summary["clients"]["failed"]),
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def run_missing(
+    path: Path, cells: dict[str, dict[str, Any]], *, clients: int, command: str, workers: int = 2
+) -> dict[str, Any]:
+    """Run the cells that ``path`` lacks or has with other settings, and return all."""
+    done = load(path)
+    missing = {name: s for name, s in cells.items() if done.get(name, {}).get("settings") != s}
+    # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        running = {pool.submit(run_cell, settings, clients): name for name, settings in missing.items()}
+        for number, future in enumerate(concurrent.futures.as_completed(running), 1):
+            done[running[future]] = result = future.result()
+            path.write_text(json.dumps({"figure": "accuracy.mean", "command": command, "cells": done}, indent=1) + "\n")
+            print(f"{number}/{len(running)}  {running[future]}: {result['accuracy']['mean']:.4f}", flush=True)
+    return done
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the cells in a results file."""
+    return json.loads(path.read_text())["cells"] if path.exists() else {}
+
+
+def points(values: list[float]) -> str:
+    """Mean and sample standard deviation in points."""
+    return f"{100 * statistics.mean(values):.2f} ± {100 * statistics.stdev(values):.2f}"
