@@ -282,9 +282,10 @@ def _contribution(statistics: Statistics | None, client: Client) -> Contribution
     if statistics is None:
         empty = torch.zeros(0, dtype=torch.int64)
         return Contribution(empty, torch.zeros(0, client.spec.feature_dim), empty, samples)
-    sums = statistics.sums
-    ids = torch.nonzero(sums.count >= client.config.min_class_samples).flatten()
-    return Contribution(ids.cpu(), sums.mean()[ids].cpu(), sums.count[ids].cpu(), samples)
+    # Not the statistics' own counts: running ones see a sample once an epoch.
+    held = torch.from_numpy(class_counts(client.data.train_y, client.num_classes))
+    ids = torch.nonzero(held >= client.config.min_class_samples).flatten()
+    return Contribution(ids, statistics.sums.mean().cpu()[ids], held[ids], samples)
 
 
 def _partition(node: Mapping[str, Any]) -> tuple[int | None, int]:
