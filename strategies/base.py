@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -30,6 +30,7 @@ Reply = TypeVar("Reply")
 
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
+_UNASKED = "ignored a reply of node %d that nobody waits for"
 # lambda and gamma of `auto`, found under the product's optimiser (docs/adr/0003-weights.md).
 _WEIGHTS = {
     "none": (0.0, 0.0),
@@ -84,7 +85,7 @@ class PrototypeStrategy(Strategy):
         self.clients: dict[str, wire.ClientInfo] = {}
         self.classes: tuple[str, ...] = ()
         self._saved = state
-        self._first_round = state.server_round if state else 0
+        self._round = state.server_round if state else 0  # the one under way
         self._nodes: dict[int, str] = {}  # node id -> client
         self._refused: dict[int, str] = {}  # node id -> reason
         self._asked: dict[int, wire.Expected] = {}
@@ -106,8 +107,8 @@ class PrototypeStrategy(Strategy):
         own = cls.defaults if config.alignment == cls.point.alignment else {}
         chosen = {"missing": "mask", **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
-        if config.share == "model":
-            # Averaging models that start from different weights destroys them.
+        if config.share in ("base", "model"):
+            # Averaging networks that start from different weights destroys them.
             config = dataclasses.replace(config, init="per-architecture")
         return config
 
@@ -122,7 +123,7 @@ class PrototypeStrategy(Strategy):
         """
         deadline, notice = time.monotonic() + self.config.wait_timeout, 0.0
         while True:
-            self._query(grid, [node for node in grid.get_node_ids() if node not in self._known])
+            self._query(grid)
             wanted = self.config.min_nodes or max((c.partitions for c in self.clients.values()), default=0) or 2
             if len(self._known) >= wanted:
                 break
@@ -142,26 +143,30 @@ class PrototypeStrategy(Strategy):
     def _known(self) -> set[int]:
         return self._nodes.keys() | self._refused.keys()
 
-    def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
-        """Ask new nodes who they are; those that cannot be used are refused with a reason."""
-        if not nodes:
-            return
+    def _query(self, grid: Grid) -> set[int]:
+        """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
+        present = set(grid.get_node_ids())
+        waiting = present - self._known
+        if not waiting:
+            return present
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
         content = wire.write_query(query)
-        messages = [Message(content, node, MessageType.QUERY) for node in nodes]
-        answered = set()
+        messages = [Message(content, node, MessageType.QUERY) for node in sorted(waiting)]
         for reply in grid.send_and_receive(messages, timeout=self.config.wait_timeout):
             node = reply.metadata.src_node_id
-            answered.add(node)
+            if node not in waiting:
+                _log.warning(_UNASKED, node)
+                continue
+            waiting.remove(node)
             try:
-                info = wire.read_client_info(_content(reply))
-                self._admit(node, info)
+                self._admit(node, wire.read_client_info(_content(reply)), present)
             except WireError as err:
                 self._refuse(node, str(err))
-        for node in set(nodes) - answered:
+        for node in waiting:
             self._refuse(node, f"no answer within {self.config.wait_timeout:g} s")
+        return present
 
-    def _admit(self, node: int, info: wire.ClientInfo) -> None:
+    def _admit(self, node: int, info: wire.ClientInfo, present: Collection[int]) -> None:
         own = fingerprint()
         if info.fingerprint != own:
             raise WireError(
@@ -184,36 +189,37 @@ class PrototypeStrategy(Strategy):
                 f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
             )
         twin = next((n for n, name in self._nodes.items() if name == info.client), None)
-        if twin is not None:
+        if twin in present:
             raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
+        if twin is not None:  # it was started again, and has a new node id
+            del self._nodes[twin]
         self._nodes[node] = info.client
         self.clients[info.client] = info
 
     def _refuse(self, node: int, reason: str) -> None:
         self._refused[node] = reason
         _log.warning("node %d does not take part: %s", node, reason)
-        self.folder.record("failure", round=self._first_round, client=f"node {node}", reason=reason)
+        self.folder.record("failure", round=self._round, client=f"node {node}", reason=reason)
 
     def _settle(self) -> None:
         """Agree on the class list and on what is shared, now that the first clients are known."""
         if not self.clients:
-            reasons = collections.Counter(self._refused.values()).most_common(3)
-            told = "; ".join(f"{count} x {reason}" for reason, count in reasons)
+            told = _told(collections.Counter(self._refused.values()))
             raise FederationError(f"none of {len(self._refused)} nodes can take part: {told}")
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
+        for node, name in list(self._nodes.items()):
+            if self.clients[name].classes != self.classes:
+                info = self.clients.pop(self._nodes.pop(node))
+                self._refuse(node, f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
         specs = {tuple(sorted(info.shared.items())) for info in self.clients.values()}
-        if self.config.share != "none" and len(specs) > 1:
-            models = dict(collections.Counter(info.model for info in self.clients.values()))
+        if len(specs) > 1:
+            models = dict(sorted(collections.Counter(info.model for info in self.clients.values()).items()))
             raise ConfigError(
                 f"`share = {self.config.share}` averages weights, so they must have the same shapes everywhere, but "
                 f"the clients' models are {models}. Name one architecture (models = 'cnn') or share less"
             )
         self._spec = next(iter(self.clients.values())).shared
-        for node, name in list(self._nodes.items()):
-            if self.clients[name].classes != self.classes:
-                info = self.clients.pop(self._nodes.pop(node))
-                self._refuse(node, f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
         self.state = self._saved or ServerState.start(len(self.classes), self.config.feature_dim)
 
     def clients_in_order(self) -> list[wire.ClientInfo]:
@@ -227,15 +233,13 @@ class PrototypeStrategy(Strategy):
     ) -> Iterable[Message]:
         """Draw the cohort of the round among the clients that are there, and write its messages."""
         self._started = time.perf_counter()
-        present = set(grid.get_node_ids())
-        self._query(grid, sorted(present - self._known))
+        self._round = self.state.server_round + 1
+        present = self._query(grid)
         here = {self._nodes[node]: node for node in present & self._nodes.keys()}
-        drawn = cohort(
-            list(here), self.config.fraction, seed=self.config.seed, server_round=self.state.server_round + 1
-        )
+        drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
         # The longest first, so that no worker is left with a long client while the others idle.
         drawn.sort(key=lambda client: -self._seconds.get(client, 0.0))
-        return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn}, self.state.server_round + 1)
+        return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -243,22 +247,26 @@ class PrototypeStrategy(Strategy):
         """Check the replies, fold the good ones into the next state, and note what happened."""
         trained = time.perf_counter()
         good, failures = self._read(replies, wire.read_train_reply)
-        following = self.next_state([Good(self.clients[c], r, size) for c, r, size in good])
-        empty = len(good) < self.config.min_replies
+        # A client without data is no failure, but there is nothing to learn from it.
+        useful = [Good(self.clients[c], r, size) for c, r, size in good if r.contribution.samples]
+        empty = len(useful) < self.config.min_replies
         self.state = dataclasses.replace(
-            following if not empty else self.state,
-            server_round=self.state.server_round + 1,
+            self.state if empty else self.next_state(useful),
+            server_round=self._round,
             empty_rounds=self.state.empty_rounds + 1 if empty else 0,
             accuracy={**self.state.accuracy, **self._accuracies(good)},
         )
         self._note_round(good, failures, trained - self._started)
-        if self.state.empty_rounds >= self.config.max_empty_rounds:
-            reasons = collections.Counter(failures.values()).most_common(3)
-            told = "; ".join(f"{count} x {reason}" for reason, count in reasons) or "nobody was asked"
-            raise FederationError(
-                f"{self.state.empty_rounds} rounds in a row had fewer than {self.config.min_replies} good replies "
-                f"(`min-replies`, `max-empty-rounds`); the last one: {told}"
-            )
+        if empty:
+            reasons = collections.Counter(failures.values())
+            reasons["the client has no training samples"] = len(good) - len(useful)
+            told = _told(reasons) or "nobody was asked"
+            _log.warning("round %d is empty and changes nothing: %s", self._round, told)
+            if self.state.empty_rounds >= self.config.max_empty_rounds:
+                raise FederationError(
+                    f"{self.state.empty_rounds} rounds in a row had fewer than {self.config.min_replies} good replies "
+                    f"(`min-replies`, `max-empty-rounds`); the last one: {told}"
+                )
         return None, None
 
     def configure_evaluate(
@@ -271,13 +279,15 @@ class PrototypeStrategy(Strategy):
             return []
         present = set(grid.get_node_ids())
         here = {name: node for node, name in self._nodes.items() if node in present}
-        return self._messages(MessageType.EVALUATE, here, done)
+        return self._messages(MessageType.EVALUATE, here)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and note every client's accuracy."""
         if not self._asked:
             return None
         good, _ = self._read(replies, wire.read_evaluate_reply)
+        if not good:
+            return None
         latest = {
             client: LastAccuracy(e.correct, e.total, self.state.server_round, self.clients[client].model)
             for client, e, _ in good
@@ -326,16 +336,14 @@ class PrototypeStrategy(Strategy):
     # What a method changes
 
     def next_state(self, good: Sequence[Good]) -> ServerState:
-        """Fold the good replies of a round, sorted by client, into the next state.
+        """Fold the good replies of clients with training samples, sorted by client, into the next state.
 
         A function of the state and the replies alone; ``server_round`` and ``accuracy`` are seen to by the
         caller.
         """
         state, config = self.state, self.config
         if config.share != "none" and good:
-            shared = average_tensors(
-                [dict(g.reply.shared) for g in good], [max(1, g.reply.contribution.samples) for g in good]
-            )
+            shared = average_tensors([dict(g.reply.shared) for g in good], [g.reply.contribution.samples for g in good])
             state = dataclasses.replace(state, shared=shared)
         if config.prototypes == "none":
             return state
@@ -357,13 +365,13 @@ class PrototypeStrategy(Strategy):
 
     # Helpers
 
-    def _messages(self, kind: str, nodes: Mapping[str, int], server_round: int) -> list[Message]:
+    def _messages(self, kind: str, nodes: Mapping[str, int]) -> list[Message]:
         """Write one message for each client in ``nodes`` and remember what its reply is held against."""
         known = self.config.prototypes != "none" and bool(self.state.present.any())
         content = wire.write_broadcast(
             wire.Broadcast(
                 experiment=self.folder.experiment,
-                server_round=server_round,
+                server_round=self._round,
                 settings=self.config.changes(),
                 prototypes=self.state.prototypes if known else None,
                 present=self.state.present if known else None,
@@ -375,7 +383,7 @@ class PrototypeStrategy(Strategy):
             node: wire.Expected(
                 client=client,
                 experiment=self.folder.experiment,
-                server_round=server_round,
+                server_round=self._round,
                 num_classes=len(self.classes),
                 feature_dim=self.config.feature_dim,
                 max_norm=self.config.max_norm,
@@ -384,21 +392,21 @@ class PrototypeStrategy(Strategy):
             for client, node in nodes.items()
         }
         return [
-            Message(content, node, kind, ttl=self.config.round_timeout, group_id=str(server_round))
+            Message(content, node, kind, ttl=self.config.round_timeout, group_id=str(self._round))
             for node in nodes.values()
         ]
 
     def _read(
         self, replies: Iterable[Message], read: Callable[[RecordDict, wire.Expected], Reply]
     ) -> tuple[list[tuple[str, Reply, int]], dict[str, str]]:
-        """Return the good replies sorted by client with their sizes, and the reason of every other client."""
+        """Return the good replies sorted by client with their sizes; note and return the reason of every other one."""
         good: dict[str, tuple[str, Reply, int]] = {}
         failures: dict[str, str] = {}
         waiting = dict(self._asked)
         for message in replies:
             expected = waiting.pop(message.metadata.src_node_id, None)
             if expected is None:
-                _log.warning("ignored a reply of node %d that nobody waits for", message.metadata.src_node_id)
+                _log.warning(_UNASKED, message.metadata.src_node_id)
                 continue
             try:
                 content = _content(message)
@@ -412,13 +420,13 @@ class PrototypeStrategy(Strategy):
         for expected in waiting.values():
             failures[expected.client] = f"no reply within {self.config.round_timeout:g} s (`round-timeout`)"
         for client in sorted(failures, key=client_order):
-            _log.warning("round %d, client %s: %s", self.state.server_round, client, failures[client])
+            _log.warning("round %d, client %s: %s", self._round, client, failures[client])
+            self.folder.record("failure", round=self._round, client=client, reason=failures[client])
         return [good[client] for client in sorted(good, key=client_order)], failures
 
     def _accuracies(self, good: Sequence[tuple[str, wire.TrainReply, int]]) -> dict[str, LastAccuracy]:
-        done = self.state.server_round + 1
         return {
-            client: LastAccuracy(reply.after.correct, reply.after.total, done, self.clients[client].model)
+            client: LastAccuracy(reply.after.correct, reply.after.total, self._round, self.clients[client].model)
             for client, reply, _ in good
         }
 
@@ -446,14 +454,13 @@ class PrototypeStrategy(Strategy):
                 seconds=reply.seconds,
                 bytes={"up": size, "down": self._bytes_down, "up_rows": payload},
             )
-        for client, reason in sorted(failures.items(), key=lambda item: client_order(item[0])):
-            folder.record("failure", round=server_round, client=client, reason=reason)
         known = list(self.state.accuracy.values())
         accuracy = accuracy_summary([a.correct for a in known], [a.total for a in known])
         fresh = sum(a.server_round == server_round and a.total > 0 for a in known)
         elapsed = time.perf_counter() - self._started
+        trained = [reply.losses for _, reply, _ in good if reply.contribution.samples]
         losses = {
-            name.replace("-", "_"): sum(r.losses[name] for _, r, _ in good) / len(good) if good else None
+            name.replace("-", "_"): sum(each[name] for each in trained) / len(trained) if trained else None
             for name in wire.LOSSES
         }
         asked = len(good) + len(failures)
@@ -488,10 +495,15 @@ class PrototypeStrategy(Strategy):
         )
 
 
+def _told(reasons: "collections.Counter[str]") -> str:
+    """Return the most frequent reasons with how often they came."""
+    return "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3) if count)
+
+
 def _content(message: Message) -> RecordDict:
     """Return a reply's content; an error reply is a WireError with the client's own words."""
     if message.has_error():
-        reason = " ".join(str(message.error.reason).split())
+        reason = " ".join("".join(c if c.isprintable() else " " for c in str(message.error.reason)).split())
         raise WireError(f"the client failed: {reason:.1000} (code {message.error.code})")
     return message.content
 
