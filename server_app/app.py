@@ -8,7 +8,7 @@ import logging
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,52 +53,41 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar]) -> Path:
         StateError: If the run folder cannot be written or an interrupted run not be read.
     """
     show_log()
-    asked = RunConfig.from_mapping(run_config)
+    asked = RunConfig.from_mapping(run_config, check=unknown_names)
     output_dir = paths.output_dir(asked.output_dir)
     if asked.resume:
         folder, config = RunFolder.reopen(output_dir, asked.resume)
     else:
-        config = resolve(asked)
+        config = STRATEGIES[asked.strategy].resolve(asked)
         folder = RunFolder.create(output_dir, config)
     with _logged(folder):
         saved = load_checkpoint(folder.checkpoints)
         folder.cut_back(saved.server_round if saved else None)
         state = ServerState.from_checkpoint(saved) if saved else None
         _log.info("run folder %s, client models under %s", folder.path, paths.state_dir(config.state_dir))
-        strategy = STRATEGIES[config.strategy](config, folder, state)
+        strategy = lookup(STRATEGIES, "strategy", config.strategy)(config, folder, state)
         with _reported(folder, config, strategy):
-            _run(strategy, PromptGrid(grid))
+            _run(strategy, PromptGrid(grid), resumed=state is not None)
     return folder.path
 
 
-def resolve(config: RunConfig) -> RunConfig:
-    """Check every name in the settings and replace each ``auto`` by what the strategy stands for.
-
-    Raises:
-        ConfigError: With all names that nothing has.
-    """
-    problems = []
-
-    def check(table: Mapping[str, object], key: str, name: str) -> None:
+def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the names in the settings: those that no table has."""
+    checks: dict[str, Callable[[str], object]] = {
+        "strategy": lambda name: lookup(STRATEGIES, "strategy", name),
+        "alignment": lambda name: lookup({AUTO: None, "none": None, **LOSSES}, "alignment", name),
+        "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
+        "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
+        "models": lambda names: architecture_for(names, 0),
+    }
+    for key in [key for key in checks if key in settings]:
         try:
-            lookup(table, key, name)
+            checks[key](settings[key])
         except ConfigError as err:
-            problems.append(str(err))
-
-    check(STRATEGIES, "strategy", config.strategy)
-    check({AUTO: None, "none": None, **LOSSES}, "alignment", config.alignment)
-    check(PARTITIONERS, "partition", config.partition)
-    check(DATASETS, "data", config.data.partition(":")[0])
-    try:
-        architecture_for(config.models, 0)
-    except ConfigError as err:
-        problems.append(str(err))
-    if problems:
-        raise ConfigError("\n  ".join([f"{len(problems)} problems in the run config:", *problems]))
-    return STRATEGIES[config.strategy].resolve(config)
+            yield str(err)
 
 
-def _run(strategy: PrototypeStrategy, grid: Grid) -> None:
+def _run(strategy: PrototypeStrategy, grid: Grid, *, resumed: bool) -> None:
     """Meet the clients, then let Flower's loop run the rounds that are left."""
     folder, config = strategy.folder, strategy.config
     strategy.meet(grid)
@@ -106,8 +95,8 @@ def _run(strategy: PrototypeStrategy, grid: Grid) -> None:
 
     def end_of_round(flower_round: int, _: ArrayRecord) -> MetricRecord | None:
         if flower_round == 0:
-            if strategy.state.server_round > 0:
-                return None  # resumed: the evaluation before round 1 is in the metrics already
+            if resumed:  # the evaluation before round 1 is in the metrics already
+                return None
             replies = grid.send_and_receive(
                 strategy.configure_evaluate(0, ArrayRecord(), ConfigRecord(), grid),
                 timeout=config.round_timeout,
