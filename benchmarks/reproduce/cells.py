@@ -39,6 +39,7 @@ def run_missing(
     path: Path, cells: dict[str, dict[str, Any]], *, clients: int, command: str, workers: int = 2
 ) -> dict[str, Any]:
     """Run the cells that ``path`` lacks or has with other settings, and return all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     done = load(path)
     missing = {name: s for name, s in cells.items() if done.get(name, {}).get("settings") != s}
     # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.

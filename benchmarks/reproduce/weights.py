@@ -13,8 +13,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "weights.json"
 COMMON: dict[str, Any] = {"rounds": 10, "seed": 7, "evaluate-every": 1}
 PARTITIONS = {"domain": {"partition": "domain"}, "dirichlet": {"partition": "dirichlet", "alpha": 0.1}}
 GRID = {
-    "gcsa": [(0.1, 0.3), (0.3, 1.0), (1.0, 1.0), (0.3, 3.0), (1.0, 5.0), (5.0, 30.0)],
-    "rcsa": [(0.1, 0.3), (0.3, 1.0), (1.0, 1.0), (0.3, 3.0), (1.0, 5.0), (5.0, 30.0)],
+    "gcsa": [(0.1, 0.3), (0.3, 1.0), (1.0, 1.0), (1.0, 5.0), (5.0, 30.0)],
+    "rcsa": [(0.1, 0.3), (0.3, 1.0), (1.0, 1.0), (1.0, 5.0)],
     "mse": [(0.01, 0.01), (0.1, 0.1), (1.0, 1.0)],
     "cosine": [(0.01, 1.0), (0.1, 0.1), (1.0, 1.0)],
 }

@@ -45,5 +45,6 @@ def machine() -> dict[str, Any]:
 def write_results(name: str, results: dict[str, Any]) -> Path:
     """Write ``benchmarks/results/<name>.json``."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**results, "machine": machine()}, indent=1) + "\n")
     return path
