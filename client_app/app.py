@@ -79,13 +79,15 @@ class Client:
         """
         node = context.node_config
         own = {key: node[key] for key in _NODE_SETTINGS if key in node}
+        RunConfig.from_mapping(own, source="node config")
         config = RunConfig.from_mapping({**settings, **own})
         partition, partitions = _partition(node)
         name = str(partition) if partition is not None else str(node.get("name", f"node-{context.node_id}"))
         dataset = load_dataset(config.data, config.data_dir)
         split = _split(dataset, config, partition, partitions)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
-        spec = ModelSpec(*dataset.x.shape[1:], feature_dim=config.feature_dim, num_classes=len(dataset.classes))
+        channels, height, width = dataset.x.shape[1:]
+        spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes))
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
         return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
@@ -292,6 +294,11 @@ def _partition(node: Mapping[str, Any]) -> tuple[int | None, int]:
     """Return partition id and number of partitions from the node's configuration."""
     partition, partitions = node.get("partition-id"), node.get("num-partitions", 0)
     if partition is None:
+        if "data" not in node:
+            raise ConfigError(
+                "node config: neither `partition-id` (with `num-partitions`: its share of the run's data) nor `data` "
+                f"(its own) is there, got {sorted(node)}; start the node with one of them in --node-config"
+            )
         return None, 0
     if type(partition) is not int or type(partitions) is not int or not 0 <= partition < partitions:
         raise ConfigError(

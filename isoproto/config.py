@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,10 +166,21 @@ class RunConfig:
     state_dir: str = ""
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Scalar]) -> "RunConfig":
+    def from_mapping(
+        cls,
+        values: Mapping[str, Scalar],
+        *,
+        source: str = "run config",
+        check: Callable[[Mapping[str, Any]], Iterable[str]] = lambda _: (),
+    ) -> "RunConfig":
         """Read Flower's run config, or say everything that is wrong with it at once.
 
         An ``int`` is welcome where a ``float`` is meant, a ``bool`` is not welcome where a number is.
+
+        Args:
+            values: Settings by key.
+            source: Where they come from, for the error text.
+            check: Gives further problems of the settings that are right in themselves, by field name.
 
         Raises:
             ConfigError: With every unknown key, wrong type, wrong choice and value out of range.
@@ -193,10 +204,10 @@ class RunConfig:
                 problems.append(problem)
             else:
                 found[field.name] = float(value) if field.type is float else value
-        problems += _relation_problems(found)
+        problems += [*_relation_problems(found), *check(found)]
         if problems:
             count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-            raise ConfigError("\n  ".join([f"{count} in the run config:", *problems]))
+            raise ConfigError("\n  ".join([f"{count} in the {source}:", *problems]))
         return cls(**found)  # type: ignore[arg-type]
 
     def to_mapping(self) -> dict[str, Scalar]:

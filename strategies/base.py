@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -98,14 +98,24 @@ class PrototypeStrategy(Strategy):
 
     @classmethod
     def resolve(cls, config: RunConfig) -> RunConfig:
-        """Replace every ``auto`` by what this method stands for."""
+        """Replace every ``auto`` by what this method stands for.
+
+        Raises:
+            ConfigError: If an alignment is asked for without prototypes to align to.
+        """
+        prototypes = cls.point.prototypes if config.prototypes == AUTO else config.prototypes
+        if prototypes == "none":
+            if config.alignment not in (AUTO, "none"):
+                raise ConfigError(
+                    f"`alignment = {config.alignment}` needs global prototypes, and strategy {config.strategy!r} with "
+                    f"`prototypes = {config.prototypes}` has none; set prototypes = 'mean', or leave the alignment out"
+                )
+            config = dataclasses.replace(config, alignment="none")
         point = {k: v for k, v in dataclasses.asdict(cls.point).items() if getattr(config, k) == AUTO}
         config = dataclasses.replace(config, **point)
-        if config.prototypes == "none":
-            config = dataclasses.replace(config, alignment="none")
         weights = dict(zip(("lambda_", "gamma"), _WEIGHTS.get(config.alignment, (0.0, 0.0)), strict=True))
         own = cls.defaults if config.alignment == cls.point.alignment else {}
-        chosen = {"missing": "mask", **weights, **own}
+        chosen: dict[str, Any] = {"missing": "mask", **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
         if config.share in ("base", "model"):
             # Averaging networks that start from different weights destroys them.
