@@ -166,9 +166,9 @@ def _reported(folder: RunFolder, config: RunConfig, strategy: PrototypeStrategy)
             _write_summary(folder, config, f"{type(err).__name__}: {err}")
         raise
     _write_summary(folder, config, "")
-    console = Console(file=io.StringIO(), width=110)
-    console.print(summary_table(read_run(folder.path)))
-    _log.info("\n%s", console.file.getvalue())
+    table = io.StringIO()
+    Console(file=table, width=110).print(summary_table(read_run(folder.path)))
+    _log.info("\n%s", table.getvalue())
     _log.info("report: %s", folder.path / "report.html")
 
 

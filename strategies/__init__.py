@@ -6,6 +6,8 @@ from strategies.fedproto import FedProto
 from strategies.fedsaf import FedSAF
 from strategies.local import Local
 
+__all__ = ["STRATEGIES", "PrototypeStrategy"]
+
 STRATEGIES: dict[str, type[PrototypeStrategy]] = {
     "fedavg": FedAvg,
     "fedproto": FedProto,
