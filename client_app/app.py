@@ -27,7 +27,7 @@ from isoproto.data import (
     load_dataset,
     split_clients,
 )
-from isoproto.errors import ConfigError
+from isoproto.errors import ConfigError, DivergenceError
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution
@@ -177,6 +177,7 @@ def train_round(message: Message, context: Context) -> Message:
     client.install(model, broadcast.shared)
     before = evaluate_client(client, model, broadcast)[0]
     losses, running = _train(client, model, broadcast)
+    _require_finite(client, model, losses)
     after, statistics = evaluate_client(client, model, broadcast, with_statistics=running is None)
     client.store(broadcast.experiment).save(broadcast.server_round, model.state_dict())
     statistics = running or statistics
@@ -261,6 +262,19 @@ def _train(
     generator = torch_generator(config.seed, "batches", broadcast.server_round, client.name)
     alignment = _alignment(config, broadcast, client.device)
     return train(model, client.data, LocalSettings(**fields), alignment, generator)
+
+
+def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
+    """Refuse a model that training has broken: it is not kept, so the next round starts from the last good one."""
+    state = model.state_dict()
+    broken = [name for name, t in state.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if broken:
+        config = client.config
+        raise DivergenceError(
+            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {len(state)} tensors "
+            f"hold NaN or infinity (losses {dict(losses)}); its model of the round before is kept. Lower "
+            f"`learning-rate` ({config.learning_rate:g}), or `lambda` ({config.lambda_}) and `gamma` ({config.gamma})"
+        )
 
 
 def _alignment(config: RunConfig, broadcast: wire.Broadcast, device: torch.device) -> Alignment | None:

@@ -6,6 +6,7 @@
   x WireError         - a message does not follow the wire schema
     + SchemaMismatch  - sender and receiver speak different schema versions
   x StateError        - a checkpoint, run folder or client store cannot be used
+  x DivergenceError   - local training left the finite numbers
   x FederationError   - a run cannot go on: too few nodes, or nobody answers
 
 Every message stands alone: it says what, which client, what was wanted, what came, and what to do.
@@ -35,6 +36,10 @@ class SchemaMismatch(WireError):  # noqa: N818 - what it is, not that it is one
 
 class StateError(IsoprotoError, RuntimeError):
     """A checkpoint, run folder or client store cannot be used."""
+
+
+class DivergenceError(IsoprotoError, ArithmeticError):
+    """Local training left the finite numbers."""
 
 
 class FederationError(IsoprotoError, RuntimeError):
