@@ -165,5 +165,8 @@ def test_official_test_samples_follow_the_training_counts_of_class_and_domain(da
         given_out = np.array([(group[share.test] == g).sum() for share in shares])
         available = (group[data.test.numpy()] == g).sum()
         exact = held * available / max(1, held.sum())
+        rounded_up = given_out > np.floor(exact + 1e-9)
+        remainder = exact - np.floor(exact + 1e-9)
         assert (np.abs(given_out - exact) < 1).all()
+        assert remainder[rounded_up].min(initial=1) >= remainder[~rounded_up].max(initial=0) - 1e-9
         assert given_out.sum() == (available if held.any() else 0)

@@ -1,4 +1,5 @@
 import bz2
+import errno
 import hashlib
 import io
 import json
@@ -301,6 +302,7 @@ def test_pictures_are_resized_to_the_most_frequent_size(tmp_path, caplog):
     [
         ({"offsets": None}, r"array `offsets` is missing"),
         ({"offsets": np.arange(7)}, r"array `offsets` must rise from 0 to the \d+ bytes of `jpeg`"),
+        ({"offsets": encoded(pixels())[1][[0, 2, 1, 3, 4, 5, 6]]}, "array `offsets` must rise from 0"),
         ({"labels": np.array([0, 1])}, r"array `labels` must be integer \[6\], got length 2"),
         ({"labels": np.array([0, 1, 0, 1, 1, 2])}, r"labels must be in \[0, 2\), got 2 for sample 5"),
         ({"split": np.array([0, 0, 0, 0, 1, 2])}, r"array `split` must be 0 \(train\) or 1 \(test\), got \[0, 1, 2\]"),
@@ -390,6 +392,16 @@ def test_where_the_cache_cannot_be_written_one_warning_is_logged(tmp_path, caplo
     assert f"cannot be kept in {tmp_path / 'home' / 'cache'}" in warnings[0]
 
 
+def test_a_full_disk_leaves_no_rest_of_a_file(monkeypatch, caplog):
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert cached_array("full", lambda: np.arange(3, dtype=np.uint8)).tolist() == [0, 1, 2]
+    assert "No space left on device" in caplog.text
+    assert cache_files() == []
+
+
 def test_many_writers_of_one_entry_leave_one_whole_file():
     wanted = np.arange(100_000).astype(np.uint8)
     with ThreadPoolExecutor(8) as pool:
@@ -445,9 +457,9 @@ def test_pictures_of_a_folder_are_resized_on_request(tmp_path):
 
 
 def test_a_changed_folder_is_decoded_again(tmp_path):
-    make_folder(tmp_path, "cat/a.png", "dog/a.png")
+    make_folder(tmp_path, "cat/a.bmp", "dog/a.bmp")  # not compressed, so of equal length whatever they show
     load_dataset(f"imagefolder:{tmp_path}")
-    Image.new("RGB", (5, 4), (200, 0, 0)).save(tmp_path / "cat" / "a.png")
+    Image.new("RGB", (5, 4), (200, 0, 0)).save(tmp_path / "cat" / "a.bmp")
     assert read_again((f"imagefolder:{tmp_path}",)).x[0, 0, 0, 0] == 200
 
 

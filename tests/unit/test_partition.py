@@ -81,6 +81,12 @@ def test_dirichlet_is_the_published_cross_device_partition(clients, smallest, la
     assert (min(size), max(size)) == (smallest, largest)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_dirichlet_draws_again_until_no_client_is_very_small(seed):
+    """A draw for these numbers is good about one time in four."""
+    assert min(len(part) for part in deal("dirichlet", np.repeat(np.arange(10), 640), 20, seed=seed)) >= 40
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_large_alpha_is_uniform_and_a_small_one_is_not(seed):
     labels = np.repeat(np.arange(10), 600)
@@ -170,6 +176,12 @@ def test_shards_have_equal_sizes():
     assert ((table(labels, parts) > 0).sum(1) == 2).all()
 
 
+def test_large_shards_go_with_small_ones():
+    """Eight shards of 8, 7, ..., 1 samples over four clients: 8 + 1, 7 + 2, 6 + 3, 5 + 4."""
+    parts = deal("shards", np.repeat(np.arange(8), np.arange(1, 9)), 4, classes_per_client=2)
+    assert [len(part) for part in parts] == [9] * 4
+
+
 def test_shards_use_every_class_where_there_are_places():
     held = table(labels := np.repeat(np.arange(10), 8), deal("shards", labels, 5, classes_per_client=2))
     assert held.sum(0).tolist() == [8] * 10
@@ -180,6 +192,13 @@ def test_shards_of_few_clients_leave_classes_unused(caplog):
     shares = split_clients(data, partition="shards", clients=3, seed=0)
     assert sum(len(share.train) + len(share.test) for share in shares) == 3 * 2 * 40
     assert "4 classes are held by no client and their 160 samples are not used: 'class" in caplog.text
+
+
+def test_which_classes_shards_leave_unused_is_a_matter_of_the_seed():
+    labels = np.repeat(np.arange(10), 4)
+    used = [np.unique(labels[deal("shards", labels, 1, seed)[0]]).tolist() for seed in range(20)]
+    assert all(len(classes) == 2 for classes in used)
+    assert len(np.unique(used)) > 5
 
 
 def test_shards_of_more_classes_than_there_are_are_refused():
@@ -299,6 +318,13 @@ def test_the_official_split_deals_test_samples_in_proportion():
     assert sorted(test[:, 1].tolist()) in ([2, 4, 4], [3, 3, 4])
     assert data.test[np.concatenate([share.test for share in shares])].all()
     assert not data.test[np.concatenate([share.train for share in shares])].any()
+
+
+def test_official_test_samples_are_drawn_at_random():
+    data = dataset([80], test=40)
+    a, b = (split_clients(data, partition="classes:0;0", clients=2, seed=s, split="official")[0] for s in (0, 1))
+    assert len(a.test) == len(b.test) == 20
+    assert set(a.test.tolist()) != set(b.test.tolist())
 
 
 def test_remainders_favour_no_client_number():
