@@ -9,7 +9,9 @@ from typing import Any
 import hypothesis
 import pytest
 from flwr.serverapp import Grid
+from torch import Tensor
 
+from isoproto.checkpoint import load_checkpoint
 from isoproto.in_process import task_identity
 from tests.fakes import FaultyGrid, write_pictures
 
@@ -46,6 +48,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("data") / "pictures.npz")
 
 
+FEDAVG = {"strategy": "fedavg", "models": "resnet"}
+
+
 @dataclass(frozen=True)
 class Run:
     """What a finished run left behind."""
@@ -72,16 +77,26 @@ class Run:
         """Return the reason of every failure by round and client."""
         return {(line["round"], line["client"]): line["reason"] for line in self.of("failure")}
 
+    def cohorts(self) -> list[list[str]]:
+        """Return the clients that trained, by round."""
+        return [[c["client"] for c in self.of("client", round=r["round"])] for r in self.of("round")]
+
+    def server(self) -> dict[str, Tensor]:
+        """Return the tensors of the newest checkpoint."""
+        checkpoint = load_checkpoint(self.path / "checkpoint")
+        assert checkpoint is not None
+        return checkpoint.tensors
+
     def steady(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return summary and metrics without what may differ between two equal runs."""
         summary = {k: v for k, v in self.summary.items() if k not in VOLATILE}
-        # A child is told how long it worked in a message of variable length.
-        summary["bytes"] = {k: v for k, v in summary["bytes"].items() if k != "up"}
-        return summary, [_steady(line) for line in self.lines]
+        return _steady(summary), [_steady(line) for line in self.lines]
 
 
-def _steady(line: dict[str, Any]) -> dict[str, Any]:
-    return {k: _steady(v) if k == "bytes" else v for k, v in line.items() if k not in ("seconds", "up")}
+def _steady(figures: dict[str, Any]) -> dict[str, Any]:
+    """Leave out times, and bytes of messages in which times and this run's folders are written."""
+    volatile = ("seconds", "up", "down")
+    return {k: _steady(v) if k == "bytes" else v for k, v in figures.items() if k not in volatile}
 
 
 class Federation:
@@ -107,10 +122,14 @@ class Federation:
 
         return FaultyGrid(client_app, clients, faults, **others)
 
-    def run(self, grid: Grid | None = None, settings: Mapping[str, Any] | None = None) -> Run:
+    def run(self, grid: Grid | None = None, settings: Mapping[str, Any] | None = None, *, report: bool = False) -> Run:
+        """Run one federation; its report is not drawn, unless asked for: that takes longer than the run."""
         from server_app.app import run_federation
 
-        return Run(run_federation(grid or self.grid(), {**self.settings, **(settings or {})}))
+        with pytest.MonkeyPatch.context() as patch:
+            if not report:
+                patch.setattr("server_app.app.write_report", lambda path: path / "report.html")
+            return Run(run_federation(grid or self.grid(), {**self.settings, **(settings or {})}))
 
     def newest(self) -> Run:
         """Return the run that was started last, also if it failed."""
@@ -121,3 +140,23 @@ class Federation:
 def federation(tmp_path: Path, pictures: Path) -> Iterator[Federation]:
     with task_identity():
         yield Federation(tmp_path, pictures)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Run:
+    """A run with the settings of ``federation`` and no faults, to look at and to compare with."""
+    with task_identity():
+        return Federation(tmp_path_factory.mktemp("plain"), pictures).run(report=True)
+
+
+@pytest.fixture(scope="session")
+def plain_fedavg(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Run:
+    with task_identity():
+        return Federation(tmp_path_factory.mktemp("fedavg"), pictures).run(settings=FEDAVG)
+
+
+@pytest.fixture(scope="session")
+def half(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Run:
+    """Two of four clients train in each of six rounds."""
+    with task_identity():
+        return Federation(tmp_path_factory.mktemp("half"), pictures).run(settings={"fraction": 0.5, "rounds": 6})

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
@@ -77,12 +77,16 @@ class FaultyGrid(InProcessGrid):
         self._faults, self._apps, self._away, self._shuffle = faults, apps or {}, away, shuffle
         self._partitions = {node: int(c.node_config["partition-id"]) for node, c in self._contexts.items()}
         for client, extra in (node_configs or {}).items():
-            self._contexts[self.node(client)].node_config.update(extra)
+            self.context(client).node_config.update(extra)
         self._came: dict[str, list[tuple[float, Message]]] = {}
 
     def node(self, client: int) -> int:
         """Return the present node id of a partition."""
         return next(node for node, partition in reversed(self._partitions.items()) if partition == client)
+
+    def context(self, client: int) -> Context:
+        """Return the context of a partition's node."""
+        return self._contexts[self.node(client)]
 
     def restart(self, client: int) -> None:
         """Let a partition's node come back under another id, as a SuperNode without a fixed key does."""
