@@ -47,11 +47,14 @@ def no_samples(content):
 
 
 BAD = {
-    "raises": (fakes.raising("RuntimeError: out of\nmemory (app.py:7)"), r"the client failed: RuntimeError: out of memory"),
+    "raises": (
+        fakes.raising("RuntimeError: out of\nmemory (app.py:7)"),
+        r"the client failed: RuntimeError: out of memory",
+    ),
     "is silent": (fakes.dropped, r"no reply within 0.5 s \(`round-timeout`\)"),
     "is late": (fakes.delayed(60), r"no reply within 0.5 s \(`round-timeout`\)"),
-    "sends NaN": (rows_of(math.nan), r"array 'proto' holds NaN or infinity, shape \(3, 8\); the model has diverged"),
-    "sends giants": (rows_of(1e30), r"array 'proto': row of class 1 has norm .*, `max-norm` is 1e\+06"),
+    "sends NaN": (rows_of(math.nan), r"array 'proto' holds NaN or infinity, shape \(4, 8\); the model has diverged"),
+    "sends giants": (rows_of(1e30), r"array 'proto': row of class 0 has norm .*, `max-norm` is 1e\+06"),
     "counts nothing": (altered(zero_counts), r"array 'count': expected 1\.\."),
     "says NaN": (edit("metrics", "loss-total", math.nan), r"metric 'loss-total': expected a finite number, got nan"),
     "replays": (fakes.replayed(1), r"config 'round': expected 2, got 1"),
@@ -61,7 +64,7 @@ BAD = {
         altered(lambda content: content.__setitem__("model", content["arrays"])),
         r"carries weights, but this strategy shares none",
     ),
-}  # fmt: skip
+}
 
 
 def test_a_bad_reply_is_one_failed_client_with_a_reason(federation):
@@ -341,7 +344,10 @@ def test_a_late_node_that_cannot_be_used_is_refused_in_its_round(federation, aft
 # Node configuration (R088)
 
 NODE = {
-    "partition 15 of 10": ({"partition-id": 15}, r"`partition-id` must be a whole number below `num-partitions`, .*15.*10"),
+    "partition 15 of 10": (
+        {"partition-id": 15},
+        r"`partition-id` must be a whole number below `num-partitions`, .*15.*",
+    ),
     "partition of none": ({"num-partitions": 0}, r"`partition-id` must be a whole number below `num-partitions`"),
     "text": ({"partition-id": "1"}, r"`partition-id` must be a whole number below .*got partition-id = '1'"),
     "bool": ({"partition-id": True}, r"`partition-id` must be a whole number below .*got partition-id = True"),
@@ -350,7 +356,7 @@ NODE = {
     "model": ({"model": "resnte"}, r"unknown model 'resnte'; `model` must be one of 'cnn'.*did you mean 'resnet'"),
     "data": ({"data": "npz:/none.npz"}, r"DataError: .*none\.npz"),
     "folder": ({"state-dir": "state"}, r"`state-dir` must be absolute, got 'state'"),
-}  # fmt: skip
+}
 
 
 def test_a_wrong_node_config_is_told_of(federation):
