@@ -57,5 +57,5 @@ def create_model(name: str, spec: ModelSpec, seed: int) -> FeatureModel:
     if min(spec.height, spec.width) < 4:
         raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed the GPUs' generators too
         return FeatureModel(build(spec), spec.feature_dim, spec.num_classes)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -38,6 +37,7 @@ class FeatureModel(nn.Module):
         num_classes: C.
 
     Example:
+        >>> import torch
         >>> model = FeatureModel(nn.Flatten(), feature_dim=2, num_classes=3)
         >>> model.features(torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]]))
         tensor([[2., 6.]])
@@ -84,8 +84,9 @@ class ChannelsLast(nn.Module):
     """Lay a feature map out channels last, the layout in which CPUs convolve few channels fastest."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` with another memory layout."""
-        return x.contiguous(memory_format=torch.channels_last)
+        """Return ``x`` ``[B, c, h, w]`` with another memory layout."""
+        # The permutations say the same as `contiguous(memory_format=...)`, which `torch.vmap` refuses.
+        return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def conv_norm(inputs: int, outputs: int, kernel: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
