@@ -1,0 +1,125 @@
+"""The feature model's pooling, dealing out architectures, and weights as a function of the seed."""
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state
+
+from isoproto.errors import ConfigError
+from models import FAMILIES, MODELS, FeatureModel, ModelSpec, architecture_for, create_model
+from models.base import ChannelsLast, Grid
+
+SPEC = ModelSpec(channels=1, height=32, width=32, feature_dim=128, num_classes=10)
+
+
+def windows(natural: int, width: int) -> list[list[int]]:
+    """Which of ``natural`` inputs each of ``width`` features averages, read off the gradients."""
+    model = FeatureModel(nn.Flatten(), width, 2)
+    x = torch.zeros(1, 1, 1, natural)
+    jacobian = torch.autograd.functional.jacobian(model.features, x).reshape(width, natural)
+    assert torch.allclose(jacobian.sum(1), torch.ones(width))
+    return [row.nonzero()[:, 0].tolist() for row in jacobian]
+
+
+@pytest.mark.parametrize(
+    ("natural", "first"),
+    [
+        (1280, [[0, 1, 2], [2, 3, 4], [5, 6, 7], [7, 8, 9], [10, 11, 12]]),
+        (768, [[0, 1], [1, 2], [3, 4], [4, 5]]),
+        (1024, [[0, 1], [2, 3]]),
+        (128, [[0], [0], [0], [0], [1]]),
+        (512, [[0], [1], [2]]),
+    ],
+)
+def test_pooling_windows_are_those_of_example_e14(natural: int, first: list[list[int]]) -> None:
+    assert windows(natural, 512)[: len(first)] == first
+
+
+def test_pooling_100_values_to_512_averages_one_or_two_of_them() -> None:
+    assert {len(window) for window in windows(100, 512)} == {1, 2}
+
+
+def test_equal_widths_hand_the_bases_values_through_unchanged() -> None:
+    x = torch.randn(3, 1, 1, 7, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(FeatureModel(nn.Flatten(), 7, 2).features(x), x.flatten(1))
+
+
+def test_logits_are_the_head_of_the_features() -> None:
+    model = FeatureModel(nn.Flatten(), 2, 2)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.tensor([[1.0, 2.0], [0.0, -1.0]]))
+        model.head.bias.copy_(torch.tensor([0.5, 0.0]))
+    x = torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]])  # features (2, 6)
+    assert model(x).tolist() == [[14.5, -6.0]]
+
+
+def test_grid_averages_cells_and_flattens() -> None:
+    x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    assert Grid(2)(x).tolist() == [[2.5, 4.5, 10.5, 12.5]]
+    assert Grid(4)(x).tolist() == [list(range(16))]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16])
+def test_channels_last_changes_the_layout_and_no_value(channels: int) -> None:
+    x = torch.randn(2, channels, 5, 5, generator=torch.Generator().manual_seed(0))
+    y = ChannelsLast()(x)
+    assert torch.equal(x, y)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_clients_trained_together_compute_what_each_computes_alone(name: str) -> None:
+    models = [create_model(name, SPEC, seed) for seed in range(2)]
+    params, buffers = stack_module_state(models)
+    shell = copy.deepcopy(models[0]).to("meta")
+    x = torch.randn(2, 4, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    together = torch.vmap(lambda p, b, x: functional_call(shell, (p, b), (x,)))(params, buffers, x)
+    alone = torch.stack([model(batch) for model, batch in zip(models, x, strict=True)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_family_is_dealt_out_in_turn() -> None:
+    assert [architecture_for("demo4", i) for i in range(5)] == [*FAMILIES["demo4"], FAMILIES["demo4"][0]]
+
+
+def test_a_list_may_repeat_names_and_have_spaces() -> None:
+    assert [architecture_for("cnn, resnet ,cnn", i) for i in range(4)] == ["cnn", "resnet", "cnn", "cnn"]
+
+
+@pytest.mark.parametrize("models", ["resnett", "cnn,resnett", "resnett,cnn"])
+def test_an_unknown_name_anywhere_is_refused_for_every_client(models: str) -> None:
+    for partition in range(2):
+        with pytest.raises(ConfigError, match=r"unknown models 'resnett'.*did you mean 'resnet'"):
+            architecture_for(models, partition)
+
+
+def test_an_unknown_family_is_answered_with_the_families_too() -> None:
+    with pytest.raises(ConfigError, match=r"unknown models 'demo5'.*'demo4'.*did you mean 'demo4'"):
+        architecture_for("demo5", 0)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown model 'vit'; `model` must be one of .*'cnn'"):
+        create_model("vit", SPEC, seed=0)
+
+
+def test_pictures_below_four_pixels_are_refused() -> None:
+    tiny = ModelSpec(channels=1, height=3, width=32, feature_dim=8, num_classes=2)
+    with pytest.raises(ConfigError, match="at least 4x4 pixels, got 3x32"):
+        create_model("cnn", tiny, seed=0)
+
+
+def test_building_reseeds_no_generator_of_a_gpu() -> None:
+    with mock.patch("torch.cuda.manual_seed_all") as reseed:
+        create_model("cnn", SPEC, seed=0)
+    reseed.assert_not_called()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_base_depends_on_neither_feature_width_nor_classes(name: str) -> None:
+    other = ModelSpec(channels=1, height=32, width=32, feature_dim=64, num_classes=3)
+    base, same = (create_model(name, spec, seed=5).base.state_dict() for spec in (SPEC, other))
+    assert all(torch.equal(base[key], same[key]) for key in base)
