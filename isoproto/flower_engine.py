@@ -2,7 +2,7 @@
 
 ``flwr run`` leaves its SuperLink running and exits with 0 even when the run failed. Here a SuperLink is started
 for one run, in an empty folder (started from a checkout, Ray's workers would import the working tree, not the
-bundle), with its own Flower home and port, and ended with the run.
+bundle), with its own Flower home and port, and ended with the run, however that ends.
 """
 
 import contextlib
@@ -15,22 +15,33 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
-from isoproto.config import Scalar
+from isoproto.config import RunConfig, Scalar
 from isoproto.errors import FederationError
 from isoproto.run_folder import to_toml
 
 _log = logging.getLogger("isoproto")
 
-_START_LIMIT_S, _STOP_LIMIT_S = 60, 20
-_QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-# Ray's notes on its own internals; nothing of ours hides behind them.
-_QUIET |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "1"}
+_Start = Callable[..., "subprocess.Popen[bytes]"]
+_START_LIMIT_S = 60
+_SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until it sees the run that is asked for, instead of 1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's notes on its own internals; nothing of ours hides behind them.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "1",
+}
+# Ray keeps sockets below the folder of a run: 85 characters more, where macOS allows 103 in a socket's path.
+_LONGEST_TMP = 16
 
 
 def app_folder() -> Path:
@@ -64,57 +75,94 @@ def run_under_flower(
         install_dependencies: Let Flower install the app's dependencies into an environment of the run.
 
     Raises:
+        ConfigError: If keys or values cannot be used; all of them are named at once. Flower would name none.
         FederationError: If the run did not complete.
     """
-    with tempfile.TemporaryDirectory(prefix="isoproto-flower-") as scratch:
-        home = Path(scratch)
+    RunConfig.from_mapping(run_config)
+    with _leaving_on_sigterm(), _scratch() as home:
+        environment = _environment(home)
         overrides = home / "run-config.toml"
         overrides.write_text(to_toml(run_config))
-        with _superlink(home, install_dependencies=install_dependencies) as environment:
+        with _process_group(env=environment, cwd=home) as start:
+            _start_superlink(start, environment, install_dependencies=install_dependencies)
             federation = f"num-supernodes={clients} client-resources-num-cpus={cpus_per_client}"
-            command = ["run", str(app_folder()), "--stream", "--federation-config", federation]
+            command = [_tool("flwr"), "run", str(app_folder()), "--stream", "--federation-config", federation]
             if run_config:
                 command += ["--run-config", str(overrides)]
-            started = subprocess.run(_flwr(*command), env=environment, cwd=scratch, check=False)  # noqa: S603
-            status, details = _last_run(environment, scratch)
-    if started.returncode or status != "finished:completed":
+            returncode = start(command).wait()
+            status, details = _last_run(environment, home)
+    if returncode or status != "finished:completed":
         raise FederationError(f"the run under Flower ended as {status!r}: {details or 'see the log above'}")
 
 
 @contextlib.contextmanager
-def _superlink(home: Path, *, install_dependencies: bool) -> Iterator[dict[str, str]]:
-    """Start a simulation SuperLink, yield the environment that commands need to find it, and end it."""
-    port, control = _free_port(), _free_port()
-    environment = {
+def _scratch() -> Iterator[Path]:
+    """Make an empty folder for the block."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _LONGEST_TMP:
+        parent = "/tmp"  # noqa: S108 - everywhere, and short
+    with tempfile.TemporaryDirectory(prefix="isoproto-", dir=parent) as path:
+        yield Path(path)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Return the environment of all Flower processes of a run that has ``home`` to itself."""
+    return {
         **os.environ,
-        **_QUIET,
+        **_SETTINGS,
         "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
-        "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+        "RAY_TMPDIR": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(_free_port()),
         # Commands beside this interpreter come first, also where its environment is not activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONSAFEPATH": "1",
     }
-    if not install_dependencies:
-        environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
-    log = (home / "superlink.log").open("wb")
-    command = [*_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
-    process = subprocess.Popen(  # noqa: S603
-        command, env=environment, cwd=home, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
+
+
+@contextlib.contextmanager
+def _process_group(**options: Any) -> Iterator[_Start]:  # noqa: ANN401 - what Popen takes
+    """Yield a function that starts a process in a group, and kill the group when the block, or this process, ends.
+
+    All that a member starts, down to Ray's workers, belongs to the group. Its first member waits for the end of
+    a pipe from here, which comes even when this process is killed. Nothing is lost by killing: the folders of a
+    run are made for it.
+    """
+    guard = subprocess.Popen(["/bin/sh", "-c", "read _; kill -s KILL 0"], stdin=subprocess.PIPE, process_group=0)
+    members = [guard]
+
+    def start(command: list[str], **more: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401
+        process = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, process_group=guard.pid, **options, **more
+        )
+        members.append(process)
+        return process
+
     try:
-        _await_health(process, port, home / "superlink.log")
-        yield environment
+        yield start
     finally:
-        _end(process)
-        log.close()
+        guard.communicate()  # closes the pipe
+        for member in members:
+            member.wait()
 
 
-def _await_health(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+def _start_superlink(start: _Start, environment: Mapping[str, str], *, install_dependencies: bool) -> None:
+    """Start a SuperLink for simulations and the SuperExec that starts its runs, and wait until it answers.
+
+    Two commands, since the SuperExec that a SuperLink starts by itself leaves the process group.
+    """
+    port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
+    log = Path(environment["FLWR_HOME"]) / "superlink.log"
+    superlink = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "process"]
+    superexec = [_tool("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+    if install_dependencies:
+        superexec.append("--allow-runtime-dependency-installation")
+    with log.open("wb") as output:
+        process = start([*superlink, "--host", "127.0.0.1", "--port", port], stdout=output, stderr=output)
+        start(superexec, stdout=output, stderr=output)
     deadline = time.monotonic() + _START_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError):
+        with contextlib.suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
             return
         time.sleep(0.1)
@@ -122,21 +170,27 @@ def _await_health(process: "subprocess.Popen[bytes]", port: int, log: Path) -> N
     raise FederationError(f"the local SuperLink did not start on port {port}: {' | '.join(tail) or 'no output'}")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the SuperLink and everything it started: its group is its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_LIMIT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+@contextlib.contextmanager
+def _leaving_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, through every ``finally``, with the status a shell expects."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _last_run(environment: Mapping[str, str], folder: str) -> tuple[str, str]:
+def _last_run(environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
     """Return status and details of the only run that the SuperLink knows."""
     listed = subprocess.run(  # noqa: S603
-        _flwr("ls", "--format", "json"),
+        [_tool("flwr"), "ls", "--format", "json"],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -150,17 +204,13 @@ def _last_run(environment: Mapping[str, str], folder: str) -> tuple[str, str]:
         return "unknown", (listed.stdout + listed.stderr).strip()[-500:]
 
 
-def _flwr(*arguments: str) -> list[str]:
-    return [*_tool("flwr"), *arguments]
-
-
-def _tool(name: str) -> list[str]:
-    """Return the command of a tool that is installed beside this interpreter, or on the path."""
+def _tool(name: str) -> str:
+    """Return the path of a command that is installed beside this interpreter, or on the path."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
         raise FederationError(f"`{name}` is not installed; pip install 'flwr[simulation]'")
-    return [found]
+    return found
 
 
 def _free_port() -> int:
