@@ -231,6 +231,11 @@ class PrototypeStrategy(Strategy):
             )
         self._spec = next(iter(self.clients.values())).shared
         self.state = self._saved or ServerState.start(len(self.classes), self.config.feature_dim)
+        if len(self.state.present) != len(self.classes):
+            raise ConfigError(
+                f"the checkpoint has {len(self.state.present)} classes, the clients now have {len(self.classes)}: "
+                f"{self.classes[:5]!r:.120}. Restore the data of the run, or start a new one"
+            )
 
     def clients_in_order(self) -> list[wire.ClientInfo]:
         """Return what is known of every client, sorted by name."""

@@ -58,7 +58,7 @@ BAD = {
     "counts nothing": (altered(zero_counts), r"array 'count': expected 1\.\."),
     "says NaN": (edit("metrics", "loss-total", math.nan), r"metric 'loss-total': expected a finite number, got nan"),
     "replays": (fakes.replayed(1), r"config 'round': expected 2, got 1"),
-    "is another": (edit("config", "client", "2"), r"config 'client': expected '1', got '2'"),
+    "is another": (edit("config", "client", "2"), r"config 'client': expected '9', got '2'"),
     "is old": (edit("config", "schema", 0), r"wire schema 0, this side speaks 1"),
     "adds weights": (
         altered(lambda content: content.__setitem__("model", content["arrays"])),

@@ -1,0 +1,86 @@
+"""Settings that cannot be used are all named before anything is written or asked."""
+
+import re
+
+import pytest
+
+from isoproto.errors import ConfigError
+from strategies import STRATEGIES
+
+WRONG = {
+    "strategy": ("fedsfa", r"unknown strategy 'fedsfa'; `strategy` must be one of .*did you mean 'fedsaf'\?\)"),
+    "alignment": ("gsca", r"unknown alignment 'gsca'; `alignment` must be one of .*'gcsa'.* \(did you mean 'gcsa'\?\)"),
+    "partition": ("dirichlett", r"unknown partition 'dirichlett'; .*\(did you mean 'dirichlet'\?\)"),
+    "data": ("digits5", r"unknown data 'digits5'; .*\(did you mean 'digits4'\?\)"),
+    "models": ("cnn,restnet", r"unknown models 'restnet'; .*\(did you mean 'resnet'\?\)"),
+}
+
+
+def test_everything_that_is_wrong_is_named_at_once(federation):
+    wrong = {key: value for key, (value, _) in WRONG.items()}
+    with pytest.raises(ConfigError) as caught:
+        federation.run(settings={**wrong, "round": 3, "seed": "x", "output-dir": "here"})
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "8 problems in the run config:"
+    assert len(lines) == 9
+    for _, told in WRONG.values():
+        assert any(re.search(told, line) for line in lines)
+    assert not (federation.folder / "runs").exists()
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_single_unknown_name_is_told_with_the_choices(federation, key):
+    value, told = WRONG[key]
+    with pytest.raises(ConfigError, match=f"^1 problem in the run config:\n  {told}"):
+        federation.run(settings={key: value})
+
+
+def test_an_alignment_without_prototypes_is_refused(federation):
+    with pytest.raises(ConfigError, match=r"`alignment = mse` needs global prototypes, and strategy 'local'"):
+        federation.run(settings={"strategy": "local", "alignment": "mse"})
+    with pytest.raises(ConfigError, match=r"`alignment = gcsa` needs global prototypes.*`prototypes = none`"):
+        federation.run(settings={"prototypes": "none", "alignment": "gcsa"})
+
+
+def test_no_prototypes_means_no_alignment(federation):
+    run = federation.run(federation.grid(clients=2), {"prototypes": "none", "rounds": 2})
+    assert run.summary["settings"]["alignment"] == "none"
+    assert all(line["loss"]["instance"] == 0 for line in run.of("client"))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_the_effective_settings_are_stored_without_auto(federation, strategy):
+    """R089: what counts is in summary.json and config.toml."""
+    run = federation.run(federation.grid(clients=2), {"strategy": strategy, "models": "cnn", "rounds": 0, "gamma": 0.5})
+    stored = run.summary["settings"]
+    for key in ("prototypes", "alignment", "share", "lambda", "gamma", "missing"):
+        assert stored[key] != "auto"
+    assert (stored["gamma"], stored["strategy"], stored["rounds"]) == (0.5, strategy, 0)
+    text = (run.path / "config.toml").read_text()
+    assert 'alignment = "auto"' not in text
+    assert "gamma = 0.5" in text
+
+
+def test_the_three_axes_override_the_strategy(federation):
+    """GCSA in FedProto is a setting, not code."""
+    run = federation.run(federation.grid(clients=2), {"strategy": "fedproto", "alignment": "gcsa", "rounds": 2})
+    stored = run.summary["settings"]
+    assert (stored["alignment"], stored["prototypes"], stored["share"]) == ("gcsa", "mean", "none")
+    assert stored["lambda"] > 0
+    assert stored["missing"] == "mask"
+    plain = federation.run(federation.grid(clients=2), {"strategy": "fedproto", "rounds": 0}).summary["settings"]
+    assert (plain["alignment"], plain["lambda"], plain["gamma"], plain["missing"]) == ("mse", 0.0, 1.0, "self")
+
+
+def test_folders_of_the_environment_are_used_where_no_setting_names_one(federation, tmp_path, monkeypatch):
+    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "home"))
+    run = federation.run(federation.grid(clients=2), {"rounds": 1, "output-dir": "", "state-dir": ""})
+    assert run.path.parent == tmp_path / "home" / "runs"
+    assert len(list((tmp_path / "home" / "state").rglob("round-*.safetensors"))) == 2
+    assert f"run folder {run.path}, client models under {tmp_path / 'home' / 'state'}" in run.log
+
+
+def test_an_output_folder_that_cannot_be_made_is_told_of(federation):
+    (federation.folder / "file").write_text("")
+    with pytest.raises(Exception, match=r"cannot write .*/file/.*choose another folder"):
+        federation.run(settings={"output-dir": str(federation.folder / "file")})
