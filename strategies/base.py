@@ -162,7 +162,8 @@ class PrototypeStrategy(Strategy):
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
         content = wire.write_query(query)
         messages = [Message(content, node, MessageType.QUERY) for node in sorted(waiting)]
-        for reply in grid.send_and_receive(messages, timeout=self.config.wait_timeout):
+        replies = grid.send_and_receive(messages, timeout=self.config.wait_timeout)
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if node not in waiting:
                 _log.warning(_UNASKED, node)
