@@ -1,0 +1,341 @@
+"""What every entry of STRATEGIES must survive; a new strategy is under test as soon as it has its line there."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from isoproto import wire
+from isoproto.checkpoint import load_checkpoint, save_checkpoint
+from isoproto.config import AUTO, RunConfig
+from isoproto.errors import ConfigError, FederationError
+from isoproto.fingerprint import fingerprint
+from isoproto.in_process import InProcessGrid, task_identity
+from isoproto.losses import LOSSES
+from isoproto.prototypes import Contribution
+from isoproto.run_folder import RunFolder
+from strategies import STRATEGIES, PrototypeStrategy
+from strategies.state import ServerState
+
+C, D = 4, 3
+CLASSES = ("a", "b", "c", "d")
+WEIGHTS = {"head.weight": torch.ones(C, D), "base.bn.num_batches_tracked": torch.tensor(3)}
+
+
+def reply(value=1.0, ids=(0, 1, 2), samples=None, **changes):
+    counts = torch.tensor([5] * len(ids), dtype=torch.int64)
+    values = {
+        "contribution": Contribution(
+            torch.tensor(ids, dtype=torch.int64), torch.full((len(ids), D), value), counts, samples or int(counts.sum())
+        ),
+        "scatter": 0.5,
+        "losses": {},
+        "before": wire.Evaluation(correct=1, total=4),
+        "after": wire.Evaluation(correct=2, total=4),
+        "seconds": 0.1,
+    }
+    return wire.TrainReply(**{**values, **changes})
+
+
+class ScriptedGrid(InProcessGrid):
+    """Clients that answer what they are told to: a ``TrainReply``, an exception, or a record of any kind."""
+
+    def __init__(self, answers, config):
+        super().__init__(None, len(answers))
+        self.answers, self.config = answers, config
+        self.received = []
+
+    def answer(self, message):
+        index = list(self._contexts).index(message.metadata.dst_node_id)
+        if message.metadata.message_type == "query":
+            return Message(wire.write_client_info(self._info(index)), reply_to=message)
+        broadcast = wire.read_broadcast(message.content, num_classes=C, feature_dim=D)
+        self.received.append(broadcast)
+        if message.metadata.message_type == "evaluate":
+            evaluation = wire.Evaluation(correct=2, total=4, class_correct=(2, 0, 0, 0), class_total=(4, 0, 0, 0))
+            return Message(wire.write_evaluate_reply(evaluation, broadcast, str(index)), reply_to=message)
+        answer = self.answers[index]
+        if callable(answer):
+            answer = answer(broadcast, str(index))
+        if isinstance(answer, Error):
+            return Message(answer, reply_to=message)
+        if isinstance(answer, wire.TrainReply):
+            if self.config.share != "none":
+                answer = dataclasses.replace(answer, shared=shared(self.config.share))
+            answer = wire.write_train_reply(answer, broadcast, str(index))
+        return Message(answer, reply_to=message)
+
+    def _info(self, index):
+        return wire.ClientInfo(
+            client=str(index),
+            model="cnn",
+            feature_dim=D,
+            classes=CLASSES,
+            train_counts=(5,) * C,
+            test_counts=(4, 0, 0, 0),
+            partitions=len(self.answers),
+            fingerprint=fingerprint(),
+            shared=wire.tensor_spec(shared(self.config.share)),
+        )
+
+
+def shared(share):
+    prefix = {"none": None, "head": "head.", "base": "base.", "model": ""}[share]
+    return {} if prefix is None else {n: t for n, t in WEIGHTS.items() if n.startswith(prefix)}
+
+
+def bad_schema(broadcast, client):
+    content = wire.write_train_reply(reply(), broadcast, client)
+    content["config"]["schema"] = 2
+    return content
+
+
+def wrong_width(broadcast, client):
+    contribution = Contribution(torch.tensor([0]), torch.ones(1, D + 1), torch.tensor([5]), 5)
+    return wire.write_train_reply(reply(contribution=contribution), broadcast, client)
+
+
+ERROR = Error(2, "RuntimeError: no")
+NOTHING = RecordDict({"x": ConfigRecord({"y": 1})})
+NAN = reply(math.nan)
+
+
+@pytest.fixture(autouse=True)
+def _identity():
+    with task_identity():
+        yield
+
+
+@pytest.fixture(params=sorted(STRATEGIES))
+def kind(request) -> type[PrototypeStrategy]:
+    return STRATEGIES[request.param]
+
+
+@pytest.fixture
+def start(kind, tmp_path):
+    """Return a function that makes a strategy of this kind and has it meet scripted clients."""
+
+    def started(answers, state=None, **settings):
+        name = next(n for n, k in STRATEGIES.items() if k is kind)
+        asked = {"strategy": name, "feature-dim": D, "max-empty-rounds": 3, "rounds": 99, **settings}
+        config = kind.resolve(RunConfig.from_mapping(asked))
+        strategy = kind(config, RunFolder.create(tmp_path, config), state)
+        grid = ScriptedGrid(answers, config)
+        strategy.meet(grid)
+        return strategy, grid
+
+    return started
+
+
+def play(strategy, grid):
+    """Play one round, as Flower's loop does."""
+    sent = strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+    strategy.aggregate_train(1, grid.send_and_receive(sent, timeout=1))
+    sent = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)
+    strategy.aggregate_evaluate(1, grid.send_and_receive(sent, timeout=1))
+    strategy.folder.commit()
+    return strategy.state
+
+
+def lines(strategy, kind):
+    return [line for line in strategy.folder.lines() if line["kind"] == kind]
+
+
+def same(a: ServerState, b: ServerState) -> bool:
+    tensors = all(torch.equal(getattr(a, n), getattr(b, n)) for n in ("prototypes", "present", "age"))
+    shared = a.shared.keys() == b.shared.keys() and all(torch.equal(t, b.shared[n]) for n, t in a.shared.items())
+    return (
+        tensors
+        and shared
+        and (a.accuracy, a.empty_rounds, a.server_round)
+        == (
+            b.accuracy,
+            b.empty_rounds,
+            b.server_round,
+        )
+    )
+
+
+def finite(state: ServerState) -> bool:
+    tensors = [state.prototypes, *state.shared.values()]
+    return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point())
+
+
+# A point on three axes
+
+
+def test_it_is_a_point_that_leaves_nothing_open(kind):
+    config = kind.resolve(RunConfig())
+    assert AUTO not in (config.prototypes, config.alignment, config.share, config.lambda_, config.gamma, config.missing)
+    assert config.alignment in {"none", *LOSSES}
+    assert kind.resolve(config) == config
+    assert kind.__doc__
+
+
+def test_settings_override_the_point(kind):
+    chosen = {
+        "prototypes": "mean",
+        "alignment": "rcsa",
+        "share": "head",
+        "lambda": 0.5,
+        "gamma": 0.25,
+        "missing": "self",
+    }
+    config = kind.resolve(RunConfig.from_mapping(chosen))
+    assert {key: config.to_mapping()[key] for key in chosen} == chosen
+
+
+def test_it_refuses_an_alignment_without_prototypes(kind):
+    with pytest.raises(ConfigError, match="`alignment = mse` needs global prototypes"):
+        kind.resolve(RunConfig.from_mapping({"prototypes": "none", "alignment": "mse"}))
+
+
+# Rounds
+
+
+def test_a_normal_round(start):
+    strategy, grid = start([reply(1.0), reply(3.0, ids=(1, 3))])
+    state = play(strategy, grid)
+    assert state.server_round == 1
+    assert state.empty_rounds == 0
+    assert {client: last.correct for client, last in state.accuracy.items()} == {"0": 2, "1": 2}
+    if strategy.config.prototypes == "mean":
+        assert state.present.all()
+        assert state.prototypes[:, 0].tolist() == [1.0, 2.0, 1.0, 3.0]
+    assert wire.tensor_spec(state.shared) == wire.tensor_spec(shared(strategy.config.share))
+    assert [line["client"] for line in lines(strategy, "client")] == ["0", "1"]
+    assert lines(strategy, "failure") == []
+
+
+def test_its_first_broadcast_decodes_on_a_client_and_holds_what_it_says(start):
+    """Before there are prototypes none are sent, and no weights before there is an average."""
+    strategy, grid = start([reply(), reply()])
+    for server_round in (1, 2):
+        play(strategy, grid)
+        for broadcast in grid.received:
+            assert broadcast.server_round == server_round
+            assert broadcast.experiment == strategy.folder.experiment
+            assert RunConfig.from_mapping(broadcast.settings) == strategy.config
+            known = server_round > 1 and strategy.config.prototypes != "none"
+            assert (broadcast.prototypes is not None) == known
+            sent = shared(strategy.config.share) if server_round > 1 else {}
+            assert wire.tensor_spec(broadcast.shared) == wire.tensor_spec(sent)
+        grid.received.clear()
+
+
+def test_one_client(start):
+    strategy, grid = start([reply(2.0)], **{"min-nodes": 1})
+    state = play(strategy, grid)
+    if strategy.config.prototypes == "mean":
+        assert torch.equal(state.prototypes[:3], torch.full((3, D), 2.0))
+        assert state.present.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (ERROR, "the client failed: RuntimeError: no"),
+        (NOTHING, "none of isoproto's"),
+        (NAN, "holds NaN or infinity"),
+        (bad_schema, "wire schema 2, this side speaks 1"),
+        (wrong_width, r"expected float32 \(1, 3\), got 'float32' \(1, 4\)"),
+    ],
+    ids=["error", "foreign", "nan", "schema", "width"],
+)
+def test_a_bad_reply_is_left_out_with_its_reason(start, bad, told):
+    strategy, grid = start([reply(1.0), bad, reply(1.0)])
+    state = play(strategy, grid)
+    (failure,) = lines(strategy, "failure")
+    assert (failure["client"], failure["round"]) == ("1", 1)
+    assert re.search(told, failure["reason"])
+    assert finite(state)
+    assert state.empty_rounds == 0
+    assert sorted(state.accuracy) == ["0", "2"]
+    if strategy.config.prototypes == "mean":
+        assert state.prototypes[:3].eq(1.0).all()
+
+
+@pytest.mark.parametrize("bad", [ERROR, NAN, NOTHING], ids=["error", "nan", "foreign"])
+def test_a_round_of_bad_replies_changes_nothing_and_some_end_the_run(start, bad):
+    strategy, grid = start([reply(1.0), reply(1.0)])
+    before = play(strategy, grid)
+    grid.answers = [bad, bad]
+    for empty in (1, 2):
+        state = play(strategy, grid)
+        assert (state.server_round, state.empty_rounds) == (1 + empty, empty)
+        assert torch.equal(state.prototypes, before.prototypes)
+        assert torch.equal(state.present, before.present)
+        assert state.accuracy == before.accuracy
+    with pytest.raises(FederationError, match="3 rounds in a row had fewer than 1 good replies"):
+        play(strategy, grid)
+
+
+def test_zero_replies(start):
+    strategy, grid = start([reply(), reply()])
+    list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    strategy.aggregate_train(1, [])
+    strategy.folder.commit()
+    assert strategy.state.empty_rounds == 1
+    assert [line["reason"] for line in lines(strategy, "failure")] == ["no reply within 3600 s (`round-timeout`)"] * 2
+    assert strategy.aggregate_evaluate(1, []) is None
+
+
+def test_a_class_nobody_has(start):
+    strategy, grid = start([reply(1.0, ids=(0,)), reply(1.0, ids=(0, 2))])
+    state = play(strategy, grid)
+    assert state.prototypes[[1, 3]].eq(0).all()
+    assert not state.present[[1, 3]].any()
+    assert finite(state)
+
+
+def test_a_client_without_rows(start):
+    strategy, grid = start([reply(1.0), reply(ids=(), samples=7)])
+    assert finite(play(strategy, grid))
+    assert lines(strategy, "failure") == []
+
+
+def test_the_next_state_is_a_function_of_state_and_replies(start):
+    """The order in which clients are listed is fixed by the caller; nothing else goes in."""
+    strategy, grid = start([reply(1.0), reply(2.0, ids=(3,))])
+    play(strategy, grid)
+    before = strategy.state
+    results = []
+    for _ in range(2):
+        strategy.state = before
+        results.append(play(strategy, grid))
+    assert same(*results)
+
+
+# State
+
+
+def test_its_state_survives_save_and_load(start, tmp_path):
+    strategy, grid = start([reply(1.0), reply(2.0, ids=(1, 3))])
+    play(strategy, grid)
+    state = play(strategy, grid)
+    save_checkpoint(tmp_path / "saved", state.to_checkpoint())
+    loaded = ServerState.from_checkpoint(load_checkpoint(tmp_path / "saved"))
+    assert same(loaded, state)
+
+
+def test_a_resumed_strategy_goes_on_as_the_unbroken_one(start, tmp_path):
+    answers = [reply(1.0), reply(2.0, ids=(1, 3))]
+    unbroken, grid = start(answers)
+    for _ in range(2):
+        play(unbroken, grid)
+    save_checkpoint(tmp_path / "saved", unbroken.state.to_checkpoint())
+    loaded = ServerState.from_checkpoint(load_checkpoint(tmp_path / "saved"))
+    resumed, other = start(answers, loaded)
+    assert same(play(resumed, other), play(unbroken, grid))
+
+
+def test_nothing_of_a_strategy_is_shared_between_instances(start):
+    first, grid = start([reply(1.0), reply(1.0)])
+    play(first, grid)
+    second, _ = start([reply(5.0), reply(5.0)])
+    assert second.state.server_round == 0
+    assert second.state.accuracy == {}
+    assert isinstance(second, PrototypeStrategy)
