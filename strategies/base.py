@@ -217,8 +217,8 @@ class PrototypeStrategy(Strategy):
         if not self.clients:
             told = _told(collections.Counter(self._refused.values()))
             raise FederationError(
-                f"none of {len(self._refused)} nodes can take part: {told}. If this tells of code that is not this app's, "
-                "start the SuperLink in an empty folder: a simulation's workers look there for packages first"
+                f"none of {len(self._refused)} nodes can take part: {told}. If this tells of code that is not this "
+                "app's, start the SuperLink in an empty folder: a simulation's workers look there for packages first"
             )
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
