@@ -116,7 +116,6 @@ def _environment(home: Path) -> dict[str, str]:
         "FLWR_LOCAL_CONTROL_API_PORT": str(_free_port()),
         # Commands beside this interpreter come first, also where its environment is not activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        "PYTHONSAFEPATH": "1",
     }
 
 
@@ -199,7 +198,7 @@ def _last_run(environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
     )
     try:
         run = json.loads(listed.stdout)["runs"][0]
-        return str(run["status"]), str(run.get("status-details") or run.get("details") or "")
+        return str(run["status"]), str(run["status-details"])
     except (ValueError, LookupError, TypeError):
         return "unknown", (listed.stdout + listed.stderr).strip()[-500:]
 
