@@ -1,5 +1,6 @@
 """The ``isoproto`` command: the one module that stands above all layers."""
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from isoproto import paths
 from isoproto.config import Scalar, read_overrides
-from isoproto.errors import IsoprotoError
+from isoproto.errors import ConfigError, IsoprotoError
 
 _log = logging.getLogger("isoproto")
 
@@ -50,17 +51,16 @@ def run(
 @app.command()
 def resume(
     run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
+    clients: Annotated[int | None, typer.Option("--clients", min=1, help="As many as the run had, by default.")] = None,
     engine: EngineOption = "in-process",
     cpus_per_client: Annotated[int, typer.Option(min=1)] = 1,
     output_dir: OutputOption = None,
 ) -> None:
     """Go on with an interrupted run, bit for bit as if it had not been."""
-    from isoproto.report import read_run
     from isoproto.run_folder import find_run
 
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
-    clients = len(read_run(folder).clients)
-    _start({"resume": str(folder)}, clients, engine, cpus_per_client, output_dir)
+    _start({"resume": str(folder)}, clients or _clients(folder), engine, cpus_per_client, output_dir)
 
 
 @app.command()
@@ -92,6 +92,18 @@ def main() -> None:
     except IsoprotoError as err:
         typer.secho(f"error: {err}", err=True, fg=typer.colors.RED)
         sys.exit(1)
+
+
+def _clients(folder: Path) -> int:
+    """Return how many clients a run dealt its data to; some of them may not have taken part.
+
+    Raises:
+        ConfigError: If it stopped before it had written that down.
+    """
+    try:
+        return int(json.loads((folder / "partition.json").read_text("utf8"))["partitions"])
+    except (OSError, ValueError, LookupError) as err:
+        raise ConfigError(f"{folder} stopped before its clients were known; say how many with --clients") from err
 
 
 def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client: int, output_dir: Path | None) -> None:

@@ -128,7 +128,10 @@ def _note_partition(strategy: PrototypeStrategy) -> None:
         }
         for info in clients
     ]
-    strategy.folder.write_text("partition.json", json.dumps({"classes": strategy.classes, "clients": rows}))
+    # Some partitions may be missing: their nodes did not come, or were refused.
+    partitions = max(info.partitions for info in clients) or len(clients)
+    partition = {"classes": strategy.classes, "partitions": partitions, "clients": rows}
+    strategy.folder.write_text("partition.json", json.dumps(partition))
     table = partition_table(np.array([info.train_counts for info in clients]))
     _log.info("training samples of each client and class:\n%s", table)
 

@@ -1,0 +1,103 @@
+"""The ``isoproto`` command, in this process: what people type, and its exit status."""
+
+import functools
+import sys
+
+import pytest
+
+from isoproto import cli
+from tests import fakes
+from tests.conftest import Run
+from tests.fakes import FaultyGrid, Killed, When
+
+
+@pytest.fixture
+def isoproto(federation, monkeypatch, capsys):
+    """Return a function that types a command and returns its exit status, output and error output."""
+    monkeypatch.setenv("ISOPROTO_HOME", str(federation.folder))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("server_app.app.write_report", lambda path: path / "report.html")
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["isoproto", *words])
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(cli.main())
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return typed
+
+
+def pairs(federation, **more):
+    settings = {**federation.settings, "rounds": 2, **more}
+    chosen = {k: v for k, v in settings.items() if not k.endswith("-dir")}
+    return " ".join(f"{key}={value!r}" for key, value in chosen.items())
+
+
+def test_run_then_list_then_report(isoproto, federation):
+    status, out, _ = isoproto("run", "--clients", "2", "-c", pairs(federation))
+    run = federation.newest()
+    assert status == 0
+    assert run.summary["status"] == "completed"
+    assert run.summary["clients"]["total"] == 2
+    assert out.rstrip().endswith(f"report: {run.path}/report.html")
+    assert run.path.parent == federation.folder / "runs"
+    status, out, _ = isoproto("runs")
+    assert status == 0
+    assert run.summary["experiment"] in out
+    status, out, _ = isoproto("report", run.summary["experiment"])
+    assert status == 0
+    assert out.rstrip().endswith(f"{run.path}/report.html")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run", "-c", "rounds='x' strategy='fedsfa'"), "error: 2 problems in the run config:"),
+        (("run", "-c", "rounds = 3"), "error: cannot read the run config 'rounds = 3'"),
+        (("run", "-c", "/no/such.toml"), "error: cannot read the run-config file '/no/such.toml': No such file"),
+        (("run", "-c", "data='npz:/no/such.npz'"), "error: none of 20 nodes can take part: 20 x the client failed: Da"),
+        (("resume", "nothing"), "error: there is no run 'nothing'"),
+        (("report", "nothing"), "error: there is no run 'nothing'"),
+        (("run", "--engine", "gpu"), "must be 'in-process' or 'flower', got 'gpu'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_ends_with_a_sentence_and_a_status(isoproto, words, told):
+    status, out, err = isoproto(*words)
+    assert status in (1, 2)
+    assert told in " ".join(err.split())
+    assert "Traceback" not in out + err
+
+
+def test_a_run_that_fails_has_a_status(isoproto, federation, monkeypatch):
+    faults = [(fakes.raising("RuntimeError: x"), When("train"))]
+    monkeypatch.setattr("isoproto.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+    status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation, **{"max-empty-rounds": 1}))
+    assert status == 1
+    assert "error: 1 rounds in a row had fewer than 1 good replies" in err
+
+
+def killed(federation, monkeypatch, isoproto, *faults):
+    with monkeypatch.context() as patch:
+        patch.setattr("isoproto.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+        with pytest.raises(Killed):
+            isoproto("run", "--clients", "4", "-c", pairs(federation))
+    return Run(federation.newest().path)
+
+
+def test_resume_deals_the_data_to_as_many_clients_as_before(isoproto, federation, monkeypatch):
+    """Client 3 could not be used; the other three keep their shares of four."""
+    refused = (fakes.raising("RuntimeError: foreign"), When("query", None, [3]))
+    broken = killed(federation, monkeypatch, isoproto, refused, (fakes.killed(after=False), When("train", [2])))
+    assert isoproto("resume", broken.path.name)[0] == 0
+    samples = [{line["client"]: line["samples"] for line in broken.of("client", round=r)} for r in (1, 2)]
+    assert {client: samples[1][client] for client in samples[0]} == samples[0]
+
+
+def test_resume_of_a_run_that_never_met_its_clients_asks_how_many(isoproto, federation, monkeypatch):
+    broken = killed(federation, monkeypatch, isoproto, (fakes.killed(after=False), When("query")))
+    status, _, err = isoproto("resume", broken.path.name)
+    assert status == 1
+    assert "stopped before its clients were known; say how many with --clients" in err
+    assert isoproto("resume", broken.path.name, "--clients", "4")[0] == 0
+    assert broken.summary["clients"]["total"] == 4
