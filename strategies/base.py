@@ -34,7 +34,7 @@ _UNASKED = "ignored a reply of node %d that nobody waits for"
 # lambda and gamma of `auto`, found under the product's optimiser (docs/adr/0003-weights.md).
 _WEIGHTS = {
     "none": (0.0, 0.0),
-    "mse": (0.1, 0.1),
+    "mse": (0.01, 0.01),
     "cosine": (0.1, 0.1),
     "gcsa": (0.3, 1.0),
     "rcsa": (0.3, 1.0),
