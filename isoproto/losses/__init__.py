@@ -4,7 +4,7 @@
 ``rcsa`` compare relations between classes only. A new loss is one file and one line here.
 """
 
-from isoproto.losses.base import AlignmentLoss, alignment_terms
+from isoproto.losses.base import AlignmentLoss, BatchTarget, alignment_terms, batch_targets
 from isoproto.losses.cosine import COSINE
 from isoproto.losses.gcsa import GCSA
 from isoproto.losses.mse import MSE
@@ -13,4 +13,4 @@ from isoproto.losses.rcsa import RCSA
 
 LOSSES: dict[str, AlignmentLoss] = {"mse": MSE, "cosine": COSINE, "gcsa": GCSA, "rcsa": RCSA}
 
-__all__ = ["LOSSES", "AlignmentLoss", "alignment_terms", "procrustes_split"]
+__all__ = ["LOSSES", "AlignmentLoss", "BatchTarget", "alignment_terms", "batch_targets", "procrustes_split"]

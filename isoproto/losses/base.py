@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,28 +14,37 @@ from torch.nn import functional
 from isoproto.precision import full_precision, outside_autocast
 
 SMALL = 1e-6  # ratio of squared lengths below which a difference is rounding noise in float32
+CHUNK = 32  # batches prepared at once: enough to hide the overhead of an operation, few enough for any memory
+
+Missing = Literal["mask", "self"]
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentLoss:
     """A loss that aligns features with global prototypes, as plain functions.
 
+    ``prepare`` and ``compare`` are two halves of one loss. ``prepare(rows [S, n], averages [S, L, n, n],
+    weights [S, L, n], target)`` does what depends on labels and target only, for S batches at once, and returns
+    tensors that begin with the axis S; ``compare(x [n, d], *those of one batch) -> [L]`` is left for each step. They
+    give the losses of L matrices, all made from the samples ``x``: row ``i`` of matrix ``l`` is the average
+    ``averages[l, i] @ x``, counts with ``weights[l, i] >= 0`` and belongs to the target's row ``rows[i]``. No shape
+    depends on a value, so a GPU is never waited for. ``compare`` can be differentiated in ``x``, once.
+
     Attributes:
         pair: ``(a [n, d1], b [n, d2]) -> []``, the loss of two matrices row by row, differentiable in both. Only
             relational losses take different widths.
         target: ``(prototypes [C, d], present [C] bool) -> Tensor``, what a client computes once a round. Absent
             rows are never read.
-        levels: ``(x [n, d], rows [n], averages [L, n, n], weights [L, n], target) -> [L]``, the losses of ``L``
-            matrices that are made from the same samples, differentiable in ``x``. Row ``i`` of level ``l`` is the
-            average ``averages[l, i] @ x``, counts with ``weights[l, i]`` >= 0 and belongs to the target's row
-            ``rows[i]``. No shape depends on a value, so a GPU is never waited for.
+        prepare: See above.
+        compare: See above.
         relations: ``(matrix [C, C], present [C] bool) -> Tensor``, a target from relations between classes where
             there are no prototypes; ``None`` for a loss that compares coordinates.
     """
 
     pair: Callable[[Tensor, Tensor], Tensor]
     target: Callable[[Tensor, Tensor], Tensor]
-    levels: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    prepare: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+    compare: Callable[..., Tensor]
     relations: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @outside_autocast
@@ -48,12 +58,98 @@ class AlignmentLoss:
             >>> LOSSES["mse"].indexed(x, rows, torch.tensor([True, True, False]), target)
             tensor(4.2500)
         """
-        x = full_precision(x)
-        weights = valid.to(x.dtype).unsqueeze(0)
-        return self.levels(x, rows, torch.diag_embed(weights), weights, target.to(x.dtype))[0]
+        x, target = _common_precision(x, target)
+        weights = valid.to(x.dtype).expand(1, 1, -1)
+        constants = self.prepare(rows.unsqueeze(0), torch.diag_embed(weights), weights, target)
+        return self.compare(x, *(constant[0] for constant in constants))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTarget:
+    """What the features of one batch are compared with; ``target(features)`` does it.
+
+    Attributes:
+        loss: Entry of ``LOSSES``.
+        constants: What its ``prepare`` made for this batch.
+        factors: Factors of the two terms, shape ``[2]``, or ``None`` for 1 and 1.
+    """
+
+    loss: AlignmentLoss
+    constants: tuple[Tensor, ...]
+    factors: Tensor | None
+
+    @outside_autocast
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return :math:`L_{proto}` and :math:`L_{inst}`, shape ``[2]``, of ``features`` ``[B, d]``."""
+        terms = self.loss.compare(features.to(self.constants[0].dtype), *self.constants)
+        return terms if self.factors is None else terms * self.factors
+
+
+def batch_targets(
+    loss: AlignmentLoss,
+    batches: Iterable[Tensor],
+    target: Tensor,
+    present: Tensor,
+    *,
+    missing: Missing = "mask",
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[BatchTarget]:
+    """Prepare :func:`alignment_terms` for a sequence of batches, some dozens at a time.
+
+    On a CPU the cost of the terms is the number of small operations, and half of them know everything they need
+    before the epoch begins.
+
+    Args:
+        loss: Entry of ``LOSSES``.
+        batches: Labels of each batch, shape ``[B]``, int64; ``B`` may differ between batches.
+        target: As for :func:`alignment_terms`.
+        present: Likewise.
+        missing: Likewise.
+        dtype: Precision of the comparison, float32 or float64.
+
+    Yields:
+        The target of each batch, in order.
+
+    Raises:
+        ValueError: If ``target`` and ``present`` differ in classes, or ``missing = "self"`` meets a relational loss.
+
+    Example:
+        >>> from isoproto.losses import LOSSES
+        >>> prototypes, present = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([True, True])
+        >>> epoch = [torch.tensor([0, 0, 1]), torch.tensor([1, 0])]
+        >>> for batch in batch_targets(LOSSES["mse"], epoch, prototypes, present):
+        ...     batch(torch.zeros(len(batch.constants[0][0]), 2))
+        tensor([2.2500, 1.5000])
+        tensor([2.2500, 2.2500])
+    """
+    _check(loss, target, present, missing)
+    target = target.to(dtype)
+    for _, equal in itertools.groupby(batches, len):  # by size: usually all but the last
+        while chunk := list(itertools.islice(equal, CHUNK)):
+            yield from _prepare(loss, torch.stack(chunk), target, present, missing)
 
 
 @outside_autocast
+def _prepare(
+    loss: AlignmentLoss, labels: Tensor, target: Tensor, present: Tensor, missing: Missing
+) -> Sequence[BatchTarget]:
+    """Targets of the S batches ``labels`` ``[S, B]``."""
+    valid = present[labels].to(target.dtype)  # [S, B]
+    # Each of a class's n samples stands for the class mean with weight 1 / n: both levels have B rows, whatever the
+    # labels, and go through one chain of operations.
+    same = (labels.unsqueeze(2) == labels.unsqueeze(1)).to(target.dtype)
+    inverse = valid / same.sum(2)
+    averages = torch.stack([same * inverse.unsqueeze(1), torch.diag_embed(valid)], 1)  # [S, 2, B, B]
+    two_classes = inverse.sum(1, keepdim=True) > 1.5
+    weights = torch.stack([inverse * two_classes, valid], 1)  # [S, 2, B]
+    constants = zip(*(constant.unbind() for constant in loss.prepare(labels, averages, weights, target)), strict=True)
+    if missing == "mask":
+        return [BatchTarget(loss, batch, None) for batch in constants]
+    share = valid.mean(1)
+    factors = torch.stack([torch.ones_like(share), share], 1).unbind()
+    return [BatchTarget(loss, batch, factor) for batch, factor in zip(constants, factors, strict=True)]
+
+
 def alignment_terms(
     loss: AlignmentLoss,
     features: Tensor,
@@ -61,7 +157,7 @@ def alignment_terms(
     target: Tensor,
     present: Tensor,
     *,
-    missing: Literal["mask", "self"] = "mask",
+    missing: Missing = "mask",
 ) -> tuple[Tensor, Tensor]:
     r"""Compare a batch with the global prototypes, as class means and sample by sample.
 
@@ -69,7 +165,7 @@ def alignment_terms(
         L_{proto} = \mathcal L(P_i, P_g[U]), \qquad L_{inst} = \mathcal L(z[V], P_g[y_V])
 
     where :math:`P_i` holds the class means of the batch, :math:`U` the classes that occur in the batch and have a
-    global prototype, and :math:`V` the samples of such classes.
+    global prototype, and :math:`V` the samples of such classes. For many batches see :func:`batch_targets`.
 
     Reference: FedSAF, Eqs. (15) and (17) to (19).
 
@@ -101,50 +197,60 @@ def alignment_terms(
         >>> alignment_terms(LOSSES["mse"], z, torch.tensor([0, 0, 1]), target, present)
         (tensor(0.2500), tensor(0.5000))
     """
-    _check(loss, features, target, present, missing)
-    x = full_precision(features)
-    valid = present.index_select(0, labels).to(x.dtype)  # [B]
-    # Each of a class's n samples stands for the class mean with weight 1 / n. So both levels are [B, B] whatever
-    # the labels, and go through one chain of operations: on a CPU their number is the cost, not their size.
-    same = (labels.unsqueeze(1) == labels).to(x.dtype)
-    inverse = valid / same.sum(1)
-    averages = torch.stack([same * inverse, torch.diag(valid)])
-    weights = torch.stack([inverse, valid])
-    proto, instance = loss.levels(x, labels, averages, weights, target.to(x.dtype)).unbind()
-    if loss.relations is None:  # relational losses ask for three points themselves
-        proto = proto * (inverse.sum() > 1.5)
-    if missing == "self":
-        instance = instance * valid.mean()
+    x, target = _common_precision(features, target)
+    (batch,) = batch_targets(loss, [labels], target, present, missing=missing, dtype=x.dtype)
+    proto, instance = batch(x).unbind()
     return proto, instance
 
 
-def _check(loss: AlignmentLoss, features: Tensor, target: Tensor, present: Tensor, missing: str) -> None:
+def _common_precision(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    x = full_precision(x)
+    return x, target.to(x.dtype)
+
+
+def _check(loss: AlignmentLoss, target: Tensor, present: Tensor, missing: Missing) -> None:
     classes = len(present)
-    wanted = (classes, classes) if loss.relations else (classes, features.shape[1])
-    if target.shape != wanted:
-        kind = "relations between classes" if loss.relations else "prototypes as wide as the features"
+    if len(target) != classes or (loss.relations and target.shape != (classes, classes)):
+        kind = "relations between classes, [C, C]" if loss.relations else "prototypes, [C, d]"
         raise ValueError(
-            f"alignment_terms: the target must hold {kind}, shape {wanted}, got {tuple(target.shape)} "
-            f"for features {tuple(features.shape)}; make it with the loss's own `target`"
+            f"the alignment target must hold {kind} with C = {classes} as in `present`, got {tuple(target.shape)}; "
+            f"make it with the loss's own `target`"
         )
     if missing == "self" and loss.relations:
         raise ValueError(
-            "alignment_terms: `missing` = 'self' is for coordinate losses ('mse', 'cosine'); "
-            "a relational loss takes 'mask'"
+            "`missing` = 'self' is for coordinate losses ('mse', 'cosine'); a relational loss takes 'mask'"
         )
 
 
 def gather_pairs(relations: Tensor, rows: Tensor) -> Tensor:
-    """Relations ``[n, n]`` between samples of the classes ``rows`` ``[n]``."""
-    return relations.index_select(0, rows).index_select(1, rows)
+    """Relations ``[S, 1, n, n]`` between samples of the classes ``rows`` ``[S, n]``."""
+    return relations[rows.unsqueeze(2), rows.unsqueeze(1)].unsqueeze(1)
+
+
+def check_width(x: Tensor, prototypes: Tensor) -> None:
+    """Raise if features ``[n, d]`` cannot be compared with prototypes coordinate by coordinate."""
+    if x.shape != prototypes.shape:
+        raise ValueError(
+            f"features and prototypes must have the same width, got {tuple(x.shape)} and {tuple(prototypes.shape)} "
+            f"for the same batch; give the model the federation's feature-dim, or use 'gcsa' or 'rcsa'"
+        )
 
 
 def one_minus_cosine(a: Tensor, b: Tensor, informative: Tensor) -> Tensor:
-    """One minus the cosine of matrices ``[L, n, n]``; 0 with a zero gradient for zero or uninformative ones."""
-    a, b = a.flatten(1), b.flatten(1)
-    cosine = functional.cosine_similarity(a, b, dim=1, eps=1e-20)
-    informative = (informative & a.any(1) & b.any(1)).to(cosine.dtype)
-    return informative - informative * cosine
+    """One minus the cosine of two matrices; 0 with a zero gradient for zero or uninformative ones."""
+    informative = informative & a.any() & b.any()
+    cosine = functional.cosine_similarity(a.flatten(), b.flatten(), dim=0, eps=1e-20)
+    return torch.where(informative, 1 - cosine, 0)
+
+
+def attach_gradient(value: Tensor, gradient: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """Give losses ``value`` ``[L]`` the gradients ``scale[l] * gradient[l]``, with ``gradient`` ``[L * n, d]``.
+
+    The losses do not change when ``x`` ``[n, d]`` is scaled, so their gradients are orthogonal to it: their product
+    with ``x`` adds nothing to the value, and is all that autograd has to know. Its own bookkeeping for the thirty
+    small operations behind a value costs more than the closed form.
+    """
+    return torch.addcmul(value, gradient.view(len(value), x.numel()) @ x.flatten(), scale)
 
 
 def full_precision_pair(a: Tensor, b: Tensor, *, any_width: bool) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoproto.losses.base import SMALL, AlignmentLoss, full_precision_pair
+from isoproto.losses.base import SMALL, AlignmentLoss, check_width, full_precision_pair
 from isoproto.losses.mse import target
 from isoproto.precision import outside_autocast
 
@@ -34,9 +34,15 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
     return _weighted(a.unsqueeze(0), b, a.new_ones(1, len(a)))[0]
 
 
-def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> Tensor:
-    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
-    return _weighted(averages @ x, prototypes.index_select(0, rows), weights)
+def prepare(rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
+    """First half of the batch form, see ``AlignmentLoss``."""
+    return averages, weights, prototypes[rows]
+
+
+def compare(x: Tensor, averages: Tensor, weights: Tensor, wanted: Tensor) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+    check_width(x, wanted)
+    return _weighted(averages @ x, wanted, weights)
 
 
 def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
@@ -48,4 +54,4 @@ def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     return (weights * (1 - (a * b).sum(2) / norms)).sum(1) / weights.sum(1).clamp(min=1e-20)
 
 
-COSINE = AlignmentLoss(pair, target, levels)
+COSINE = AlignmentLoss(pair, target, prepare, compare)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoproto.losses.base import SMALL, AlignmentLoss, full_precision_pair, gather_pairs, one_minus_cosine
+from isoproto.losses.base import SMALL, AlignmentLoss, attach_gradient, full_precision_pair, gather_pairs
 from isoproto.precision import full_precision, outside_autocast
 
 TINY = 1e-12  # energy of centred rows below which they are taken for one point
@@ -84,20 +84,40 @@ def _kernel(gram: Tensor, energy: Tensor, present: Tensor) -> Tensor:
     return torch.where(present.unsqueeze(1) & present & (half > noise), -half, 0)
 
 
-def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, kernel: Tensor) -> Tensor:
-    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
-    count = weights.sum(1)
-    share = weights / count.clamp(min=1).unsqueeze(1)
-    # Rows of `centre` turn samples into points, less the mean of the points, times the root of the weight.
-    centre = (averages - share.unsqueeze(1)) * weights.sqrt().unsqueeze(2)  # [L, n, n]
-    shift = x.detach().mean(0)  # changes neither value nor gradient, but would swallow digits of the Gram matrix
+def prepare(rows: Tensor, averages: Tensor, weights: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
+    """First half of the batch form, see ``AlignmentLoss``.
+
+    Let ``M`` turn samples into points, less the mean of the points, times the root of the weight. Then the Gram matrix
+    of the points is ``K = M G M^T`` with that of the samples, ``G``, and all that a step needs is ``M^T M`` and
+    ``M^T K_B M``.
+    """
+    count = weights.sum(2, keepdim=True)  # [S, L, 1]
+    share = weights / count.clamp(min=1)
+    m = (averages - share.unsqueeze(2)) * weights.sqrt().unsqueeze(3)  # [S, L, n, n]
+    wanted = m @ gather_pairs(kernel, rows) @ m.mT
+    norm = torch.linalg.vector_norm(wanted, dim=(2, 3), keepdim=True)
+    useful = ((norm > 0) & (count.unsqueeze(3) > 2.5)).to(m.dtype)
+    wanted = wanted * (useful / norm.clamp(min=1e-30))
+    return m.mT @ m, m.mT @ wanted @ m, useful.flatten(2).squeeze(2), SMALL * count.squeeze(2)
+
+
+def compare(x: Tensor, spread: Tensor, wanted: Tensor, useful: Tensor, floor: Tensor) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+    shift = x.detach().mean(0)  # changes nothing, but would swallow digits of the Gram matrix
     x = x - shift
-    k = torch.bmm((centre.flatten(0, 1) @ (x @ x.T)).view_as(centre), centre.mT)
-    t = torch.bmm((centre.flatten(0, 1) @ gather_pairs(kernel, rows)).view_as(centre), centre.mT)
+    with torch.no_grad():
+        gram = x @ x.T
+        k = (spread.flatten(0, 1) @ gram).view_as(spread)
+        square = (k * k.mT).sum((1, 2)).clamp(min=1e-30)  # squared norm of the points' Gram matrix
+        inner = (wanted * gram).sum((1, 2))
+        energy = k.diagonal(dim1=1, dim2=2).sum(1)
+        good = useful * (energy - floor * torch.dot(shift, shift) > TINY)
+        scale = good * square.rsqrt()
+        # -scale * slope is the gradient with respect to `gram`.
+        slope = torch.baddbmm(wanted, k * (inner / square).view(-1, 1, 1), spread, alpha=-1)
+        gradient = slope.flatten(0, 1) @ x
+        value = good - scale * inner
+    return attach_gradient(value, gradient, -2 * scale, x)
 
-    energy = k.detach().diagonal(dim1=1, dim2=2).sum(1)
-    rest = torch.sub(energy, count * torch.dot(shift, shift), alpha=SMALL)
-    return one_minus_cosine(k, t, (rest > TINY) & (count > 2.5))
 
-
-GCSA = AlignmentLoss(pair, target, levels, relations)
+GCSA = AlignmentLoss(pair, target, prepare, compare, relations)

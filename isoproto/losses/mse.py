@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.losses.base import AlignmentLoss, full_precision_pair
+from isoproto.losses.base import AlignmentLoss, check_width, full_precision_pair
 from isoproto.precision import full_precision, outside_autocast
 
 
@@ -38,10 +38,17 @@ def target(prototypes: Tensor, present: Tensor) -> Tensor:
     return torch.where(present.unsqueeze(1), full_precision(prototypes), 0)
 
 
-def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> Tensor:
-    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
-    residual = averages @ (x - prototypes.index_select(0, rows))  # [L, n, d]
-    return (residual.square().mean(2) * weights).sum(1) / weights.sum(1).clamp(min=1)
+def prepare(rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
+    """First half of the batch form, see ``AlignmentLoss``."""
+    share = weights / weights.sum(2, keepdim=True).clamp(min=1)
+    return averages, share, prototypes[rows]
 
 
-MSE = AlignmentLoss(pair, target, levels)
+def compare(x: Tensor, averages: Tensor, share: Tensor, wanted: Tensor) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+    check_width(x, wanted)
+    residual = averages @ (x - wanted)  # [L, n, d]
+    return (residual.square().mean(2) * share).sum(1)
+
+
+MSE = AlignmentLoss(pair, target, prepare, compare)

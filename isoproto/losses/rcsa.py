@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.losses.base import SMALL, AlignmentLoss, full_precision_pair, gather_pairs, one_minus_cosine
+from isoproto.losses.base import (
+    SMALL,
+    AlignmentLoss,
+    attach_gradient,
+    full_precision_pair,
+    gather_pairs,
+    one_minus_cosine,
+)
 from isoproto.precision import full_precision, outside_autocast
 
 # Half squared distance between two directions that float32 cannot tell from zero: for rows of one direction rounding
@@ -47,7 +54,7 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
     keep = a_keep & b_keep
     pairs = keep.unsqueeze(1) & keep
     r, s = _dissimilarity(a @ a.T, pairs), _dissimilarity(b @ b.T, pairs)
-    return one_minus_cosine(r.unsqueeze(0), s.unsqueeze(0), keep.sum() > 2)[0]
+    return one_minus_cosine(r, s, keep.sum() > 2)
 
 
 def _directions(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,20 +87,41 @@ def relations(matrix: Tensor, present: Tensor) -> Tensor:
     return functional.threshold(torch.where(pairs, full_precision(matrix), 0), 2 * NOISE, 0)
 
 
-def levels(x: Tensor, rows: Tensor, averages: Tensor, weights: Tensor, distances: Tensor) -> Tensor:
-    """:func:`pair` at each level, with weighted points: see ``AlignmentLoss``."""
-    gram = torch.bmm((averages.flatten(0, 1) @ (x @ x.T)).view_as(averages), averages.mT)  # [L, n, n]
-    t = gather_pairs(distances, rows)
-
-    energy = gram.diagonal(dim1=1, dim2=2)  # [L, n]
-    keep = (energy > SMALL**2 * energy.mean(1, keepdim=True)) & t.any(1)
-    inverse = torch.where(keep, energy, 1).rsqrt()
-    weights = weights * keep
-    root = weights.sqrt()
-    both = root.unsqueeze(2) * root.unsqueeze(1)
-    r = both * functional.threshold(1 - gram * (inverse.unsqueeze(2) * inverse.unsqueeze(1)), NOISE, 0)
-    t = both * t
-    return one_minus_cosine(r, t, weights.sum(1) > 2.5)
+def prepare(rows: Tensor, averages: Tensor, weights: Tensor, distances: Tensor) -> tuple[Tensor, ...]:
+    """First half of the batch form, see ``AlignmentLoss``."""
+    wanted = gather_pairs(distances, rows).expand_as(averages)
+    return averages, wanted, weights.sqrt() * wanted.any(3)
 
 
-RCSA = AlignmentLoss(pair, target, levels, relations)
+def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+    with torch.no_grad():
+        gram = torch.bmm((averages.flatten(0, 1) @ (x @ x.T)).view_as(averages), averages.mT)
+        energy = gram.diagonal(dim1=1, dim2=2)  # [L, n]
+        keep = energy > SMALL**2 * energy.mean(1, keepdim=True)
+        inverse = energy.clamp(min=1e-30).rsqrt() * keep
+        root = root * keep
+        weights = root.unsqueeze(2) * root.unsqueeze(1)  # [L, n, n]
+        lengths = inverse.unsqueeze(2) * inverse.unsqueeze(1)
+        cosines = gram * lengths
+        r = weights * functional.threshold(1 - cosines, NOISE, 0)
+        wanted = weights * wanted
+        r_norm, norm = torch.linalg.vector_norm(r, dim=(1, 2)), torch.linalg.vector_norm(wanted, dim=(1, 2))
+        norms = r_norm * norm
+        good = ((norms > 0) & (root.square().sum(1) > 2.5)).to(x.dtype)
+        scale = good / norms.clamp(min=1e-30)
+        inner = (r * wanted).sum((1, 2))
+        value = good - inner * scale
+
+        # scale * slope is the gradient with respect to `cosines`, then to the points' Gram matrix, whose diagonal
+        # makes the lengths, then to that of the samples.
+        slope = weights * torch.addcmul(wanted, r, (inner / r_norm.square().clamp(min=1e-30)).view(-1, 1, 1), value=-1)
+        radial = (slope * cosines).sum(2) * inverse.square()
+        slope = slope * lengths
+        slope.diagonal(dim1=1, dim2=2).sub_(radial)
+        slope = torch.bmm(torch.bmm(averages.mT, slope), averages)
+        gradient = slope.flatten(0, 1) @ x
+    return attach_gradient(value, gradient, 2 * scale, x)
+
+
+RCSA = AlignmentLoss(pair, target, prepare, compare, relations)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from isoproto.losses import LOSSES, alignment_terms, procrustes_split
+from isoproto.losses import LOSSES, alignment_terms, batch_targets, procrustes_split
 
 P = [[1, 0, 2], [0, 1, 1], [2, 1, 0], [1, 3, 1]]
 Q = [[2, 1, 0], [0, 2, 1], [1, 0, 3], [1, 1, 1]]
@@ -257,6 +257,27 @@ def test_only_relational_losses_have_relations():
     assert [name for name, loss in LOSSES.items() if loss.relations] == STRUCTURAL
 
 
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("missing", ["mask", "self"])
+def test_an_epoch_prepared_at_once_equals_one_batch_at_a_time(name, missing):
+    loss, present = LOSSES[name], torch.tensor([True, True, False, True, True])
+    missing = missing if name in COORDINATE else "mask"
+    target = loss.target(randn(5, 6, seed=1), present)
+    labels = torch.randint(0, 5, (4 * 70 + 3,), generator=generator()).split(4)  # more than are prepared at once
+    z = randn(4 * 70 + 3, 6).split(4)
+    prepared = batch_targets(loss, labels, target, present, missing=missing, dtype=torch.float64)
+    for batch, x, y in zip(prepared, z, labels, strict=True):
+        wanted = alignment_terms(loss, x, y, target, present, missing=missing)
+        torch.testing.assert_close(batch(x), torch.stack(wanted), atol=1e-12, rtol=1e-9)
+
+
+def test_an_epoch_is_prepared_in_float32_unless_asked():
+    (batch,) = batch_targets(LOSSES["gcsa"], [Y], LOSSES["gcsa"].target(f64(PG), ALL), ALL)
+    terms = batch(f64(Z))
+    assert terms.dtype == torch.float32
+    assert terms.tolist() == pytest.approx([0.121090, 0.286426], abs=1e-5)
+
+
 # Degenerate cases, row by row
 
 
@@ -434,10 +455,10 @@ def test_half_precision_features_are_compared_in_float32(name, dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = terms(name, z, y, prototypes, present)
         pair = LOSSES[name].pair(z, prototypes[y])
-    assert pair.item() == pytest.approx(wanted[1].item(), rel=1e-5)
+    assert pair.item() == pytest.approx(wanted[1].item(), rel=1e-5, abs=1e-6)
     for value, other in zip(got, wanted, strict=True):
         assert value.dtype == torch.float32
-        assert value.item() == pytest.approx(other.item(), rel=1e-5)
+        assert value.item() == pytest.approx(other.item(), rel=1e-5, abs=1e-6)
         assert torch.isfinite(gradient(value, z)).all()
 
 
@@ -455,15 +476,21 @@ def test_collapsed_features_are_left_alone_under_autocast(name):
 
 def test_a_target_of_another_shape_is_named():
     prototypes = torch.zeros(3, 4)
-    with pytest.raises(ValueError, match=r"prototypes as wide as the features, shape \(3, 3\), got \(3, 4\)"):
-        alignment_terms(LOSSES["mse"], torch.zeros(6, 3), Y, prototypes, ALL)
-    with pytest.raises(ValueError, match=r"relations between classes, shape \(3, 3\), got \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"relations between classes, \[C, C\] with C = 3 .*, got \(3, 4\)"):
         alignment_terms(LOSSES["gcsa"], torch.zeros(6, 4), Y, prototypes, ALL)
+    with pytest.raises(ValueError, match=r"prototypes, \[C, d\] with C = 2 as in `present`, got \(3, 4\)"):
+        alignment_terms(LOSSES["mse"], torch.zeros(6, 4), Y, prototypes, ALL[:2])
+
+
+@pytest.mark.parametrize("name", COORDINATE)
+def test_features_of_another_width_are_named(name):
+    with pytest.raises(ValueError, match=r"the same width, got \(6, 3\) and \(6, 4\) .* or use 'gcsa' or 'rcsa'"):
+        alignment_terms(LOSSES[name], torch.zeros(6, 3), Y, torch.zeros(3, 4), ALL)
 
 
 @pytest.mark.parametrize("name", STRUCTURAL)
 def test_a_relational_loss_cannot_fill_missing_classes(name):
-    with pytest.raises(ValueError, match=r"'self' is for coordinate losses .* takes 'mask'"):
+    with pytest.raises(ValueError, match=r"`missing` = 'self' is for coordinate losses .* takes 'mask'"):
         terms(name, f64(Z), Y, f64(PG), WITHOUT_2, missing="self")
 
 
