@@ -1,17 +1,28 @@
 """A grid that asks for replies promptly."""
 
+import re
 import time
 from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from isoproto.errors import FederationError
+
 # Flower's own grids sleep 0.1 s (simulation) or 3 s (deployment) between looks; a round of the demo takes 2 s.
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.01, 0.5, 1.1
+# How Flower's simulation tells that a client's worker is gone, as opposed to a client that failed in it.
+_DEAD_WORKER = re.compile(
+    r"<class 'ray\.exceptions\.(Actor(Died|Unavailable)|NodeDied|OutOfMemory|WorkerCrashed)Error'>"
+)
 
 
 class PromptGrid(Grid):
-    """Passes everything on to another grid, and polls for replies at short, growing pauses."""
+    """Passes everything on to another grid, and polls for replies at short, growing pauses.
+
+    A worker of the simulation that dies is the end of the run: Ray does not replace it, and Flower goes on giving
+    it messages, most of them since it fails faster than the living ones work.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -43,7 +54,11 @@ class PromptGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies that came until all are there or the time is over."""
+        """Send messages and return the replies that came until all are there or the time is over.
+
+        Raises:
+            FederationError: If a worker of the simulation died.
+        """
         messages = list(messages)
         if not messages:
             return []
@@ -53,6 +68,8 @@ class PromptGrid(Grid):
         pause = _FIRST_PAUSE
         while True:
             came = list(self.pull_messages(waiting))
+            for reply in came:
+                _check_worker(reply)
             replies += came
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             left = deadline - time.monotonic()
@@ -60,3 +77,12 @@ class PromptGrid(Grid):
                 return replies
             time.sleep(min(pause, left))
             pause = _FIRST_PAUSE if came else min(pause * _GROWTH, _LONGEST_PAUSE)
+
+
+def _check_worker(reply: Message) -> None:
+    if reply.has_error() and _DEAD_WORKER.match(str(reply.error.reason)):
+        raise FederationError(
+            f"a worker of the simulation died while node {reply.metadata.src_node_id} was at work, most likely for "
+            "lack of memory, and Ray does not replace it. Give each client more CPUs (fewer at once), then go on from "
+            "the last complete round with `isoproto resume`"
+        )
