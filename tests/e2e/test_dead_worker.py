@@ -1,0 +1,49 @@
+"""One Ray worker dies, as the kernel kills it on lack of memory; Ray does not replace it."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.processes import ROOT, family, figures, isoproto, lines, only_run, run, started, until
+
+ROUNDS = 4
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cpus_per_client", [1, os.cpu_count()], ids=["one of several", "the only one"])
+def test_the_run_fails_at_once_and_can_be_resumed(
+    cpus_per_client: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "kill"))
+    log = tmp_path / "log.txt"
+    command = isoproto("run", "--clients", "6", "-c", f"rounds={ROUNDS} seed=1")
+    flower = ["--engine", "flower", "--cpus-per-client", str(cpus_per_client)]
+    with started([*command, *flower], log, cwd=ROOT) as process:
+        until(lambda: list((tmp_path / "kill").glob("runs/*/checkpoint/round-000001.*")), 300, "round 1")
+        workers(process.pid)[0].send_signal(signal.SIGKILL)
+        assert process.wait(300) == 1
+
+    folder = only_run(tmp_path / "kill" / "runs")
+    assert folder is not None
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "a worker of the simulation died" in summary["reason"]
+    assert "a worker of the simulation died" in log.read_text().splitlines()[-1]
+    assert [line["failed"] for line in lines(folder, "round")] == [0] * len(lines(folder, "round"))
+
+    run(isoproto("resume", str(folder), *flower), 400, cwd=ROOT)
+    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "left"))
+    run(command, 400, cwd=ROOT)
+    left_alone = only_run(tmp_path / "left" / "runs")
+    assert left_alone is not None
+    assert figures(folder) == figures(left_alone)
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    return [process for process in family(pid) if "ray::ClientAppActor" in " ".join(process.cmdline())]
