@@ -33,7 +33,5 @@ def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: 
     """
     names = sorted(clients, key=client_order)
     wanted = min(len(names), max(minimum, math.floor(fraction * len(names) + 0.5)))
-    if wanted == len(names):
-        return names
     drawn = numpy_generator(seed, "cohort", server_round).choice(len(names), size=wanted, replace=False)
     return [names[i] for i in sorted(drawn)]
