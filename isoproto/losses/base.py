@@ -14,7 +14,7 @@ from torch.nn import functional
 from isoproto.precision import full_precision, outside_autocast
 
 SMALL = 1e-6  # ratio of squared lengths below which a difference is rounding noise in float32
-CHUNK = 32  # batches prepared at once: enough to hide the overhead of an operation, few enough for any memory
+CHUNK = 2**15  # entries of the [S, B, B] matrices prepared at once: hides the overhead of an operation, fits a cache
 
 Missing = Literal["mask", "self"]
 
@@ -94,7 +94,7 @@ def batch_targets(
     missing: Missing = "mask",
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[BatchTarget]:
-    """Prepare :func:`alignment_terms` for a sequence of batches, some dozens at a time.
+    """Prepare :func:`alignment_terms` for a sequence of batches, many at a time.
 
     On a CPU the cost of the terms is the number of small operations, and half of them know everything they need
     before the epoch begins.
@@ -124,8 +124,8 @@ def batch_targets(
     """
     _check(loss, target, present, missing)
     target = target.to(dtype)
-    for _, equal in itertools.groupby(batches, len):  # by size: usually all but the last
-        while chunk := list(itertools.islice(equal, CHUNK)):
+    for size, equal in itertools.groupby(batches, len):  # usually all but the last
+        while chunk := list(itertools.islice(equal, max(1, CHUNK // max(1, size) ** 2))):
             yield from _prepare(loss, torch.stack(chunk), target, present, missing)
 
 

@@ -87,18 +87,19 @@ def _kernel(gram: Tensor, energy: Tensor, present: Tensor) -> Tensor:
 def prepare(rows: Tensor, averages: Tensor, weights: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
     """First half of the batch form, see ``AlignmentLoss``.
 
-    Let ``M`` turn samples into points, less the mean of the points, times the root of the weight. Then the Gram matrix
-    of the points is ``K = M G M^T`` with that of the samples, ``G``, and all that a step needs is ``M^T M`` and
-    ``M^T K_B M``.
+    Let ``M`` turn samples into points, less the mean of the points, times the root of the weight. Then ``M G M^T`` is
+    the centred Gram matrix of the points, with ``G`` that of the samples, and ``S = M^T M`` is all there is to know:
+    ``<M G M^T, M T M^T> = <G, S T S>``, and the square of the norm is ``tr(S G S G)``.
     """
     count = weights.sum(2, keepdim=True)  # [S, L, 1]
     share = weights / count.clamp(min=1)
     m = (averages - share.unsqueeze(2)) * weights.sqrt().unsqueeze(3)  # [S, L, n, n]
-    wanted = m @ gather_pairs(kernel, rows) @ m.mT
-    norm = torch.linalg.vector_norm(wanted, dim=(2, 3), keepdim=True)
-    useful = ((norm > 0) & (count.unsqueeze(3) > 2.5)).to(m.dtype)
-    wanted = wanted * (useful / norm.clamp(min=1e-30))
-    return m.mT @ m, m.mT @ wanted @ m, useful.flatten(2).squeeze(2), SMALL * count.squeeze(2)
+    spread = m.mT @ m
+    wanted = gather_pairs(kernel, rows) @ spread
+    square = (wanted * wanted.mT).sum((2, 3), keepdim=True)
+    useful = ((square > 0) & (count.unsqueeze(3) > 2.5)).to(m.dtype)
+    wanted = spread @ wanted * (useful * square.clamp(min=1e-30).rsqrt())
+    return spread, wanted, useful.flatten(2).squeeze(2), SMALL * count.squeeze(2)
 
 
 def compare(x: Tensor, spread: Tensor, wanted: Tensor, useful: Tensor, floor: Tensor) -> Tensor:

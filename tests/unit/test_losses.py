@@ -263,8 +263,8 @@ def test_an_epoch_prepared_at_once_equals_one_batch_at_a_time(name, missing):
     loss, present = LOSSES[name], torch.tensor([True, True, False, True, True])
     missing = missing if name in COORDINATE else "mask"
     target = loss.target(randn(5, 6, seed=1), present)
-    labels = torch.randint(0, 5, (4 * 70 + 3,), generator=generator()).split(4)  # more than are prepared at once
-    z = randn(4 * 70 + 3, 6).split(4)
+    labels = torch.randint(0, 5, (643,), generator=generator()).split(64)  # more than are prepared at once
+    z = randn(643, 6).split(64)
     prepared = batch_targets(loss, labels, target, present, missing=missing, dtype=torch.float64)
     for batch, x, y in zip(prepared, z, labels, strict=True):
         wanted = alignment_terms(loss, x, y, target, present, missing=missing)
