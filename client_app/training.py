@@ -1,7 +1,7 @@
 """Local training, statistics and evaluation: plain torch, no Flower."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
-from isoproto.losses import AlignmentLoss, alignment_terms
+from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from models import FeatureModel
 
 # Samples per forward pass without gradients: large enough to fill the cores' caches, small enough for a device.
@@ -41,7 +41,7 @@ class Alignment:
         present: Which classes have a global prototype, ``[C]``, bool.
         lambda_: Weight of the prototype-level term.
         gamma: Weight of the instance-level term.
-        missing: What becomes of samples without a global prototype, see ``alignment_terms``.
+        missing: What becomes of samples without a global prototype, see ``batch_targets``.
     """
 
     loss: AlignmentLoss
@@ -137,38 +137,38 @@ def train(
     # A single sample has no batch statistics: its model trains on the running ones.
     model.train(samples > 1)
     optimizer = make_optimizer(model, settings)
+    weights = torch.tensor([alignment.lambda_, alignment.gamma] if alignment else [0.0, 0.0], device=device)
+    unaligned = torch.zeros(2, device=device)
     totals = torch.zeros(4, device=device)
     running: Statistics | None = None
     for epoch in range(settings.epochs):
         last = epoch == settings.epochs - 1
-        for index in batches(samples, settings.batch_size, generator):
-            x = to_float(data.train_x[index].to(device))
-            y = data.train_y[index].to(device)
-            features = model.features(x)
-            loss = functional.cross_entropy(model.head(features), y)
-            terms = [loss]
-            if alignment is not None:
-                prototype, instance = alignment_terms(
-                    alignment.loss,
-                    features,
-                    y,
-                    alignment.target,
-                    alignment.present,
-                    missing=alignment.missing,
-                )
-                loss = loss + alignment.lambda_ * prototype + alignment.gamma * instance
-                terms += [prototype, instance]
+        order = list(batches(samples, settings.batch_size, generator))
+        labels = [data.train_y[index].to(device) for index in order]
+        for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
+            features = model.features(to_float(data.train_x[index].to(device)))
+            loss = cross_entropy = functional.cross_entropy(model.head(features), y)
+            terms = unaligned
+            if goal is not None:
+                terms = goal(features)
+                loss = cross_entropy + terms @ weights
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             if last:
-                values = torch.stack([*terms, *[torch.zeros_like(loss)] * (3 - len(terms)), loss])
-                totals += values.detach() * len(index)
+                totals += torch.cat([cross_entropy.detach().view(1), terms.detach(), loss.detach().view(1)]) * len(y)
             if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
                 seen = Statistics.of(features.detach(), y, len(data.classes))
                 running = seen if running is None else running + seen
     means = (totals / samples).tolist()
     return dict(zip(("cross-entropy", "prototype", "instance", "total"), means, strict=True)), running
+
+
+def _goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:
+    """What each batch of an epoch is aligned to; ``None`` for ever without an alignment."""
+    if alignment is None:
+        return itertools.repeat(None)
+    return batch_targets(alignment.loss, labels, alignment.target, alignment.present, missing=alignment.missing)
 
 
 @torch.no_grad()
