@@ -1,5 +1,6 @@
 """Round trips, and every way in which a message can be wrong. Each refusal is a ``WireError`` that names the field."""
 
+import dataclasses
 import io
 import json
 import math
@@ -129,6 +130,14 @@ def test_broadcast_arrives_as_it_was_sent():
     assert torch.equal(read.present, broadcast.present)
     assert wire.tensor_spec(read.shared) == wire.tensor_spec(shared)
     assert all(torch.equal(read.shared[name], tensor) for name, tensor in shared.items())
+
+
+def test_a_broadcast_of_settings_alone_holds_no_arrays():
+    """Before there are prototypes, and for methods that have none."""
+    content = sent(wire.write_broadcast(BROADCAST))
+    assert sorted(content) == ["config", "settings"]
+    read = wire.read_broadcast(content, num_classes=4, feature_dim=3)
+    assert (read.prototypes, read.present, read.shared) == (None, None, {})
 
 
 def test_train_reply_arrives_as_it_was_sent():
@@ -347,6 +356,32 @@ def test_norm_is_not_fooled_by_overflow():
 
 def test_row_at_the_limit_is_welcome():
     assert read(with_rows([[100, 0, 0], [0, 0, -100]])).contribution.means[0, 0] == 100
+
+
+def test_values_at_their_limits_are_welcome():
+    counts = torch.tensor([1, 2**40 - 1])
+    reply = read(
+        reply_content(
+            contribution=Contribution(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
+            scatter=0.0,
+            seconds=0.0,
+            before=wire.Evaluation(correct=0, total=0, correct_prototype=0),
+            after=wire.Evaluation(correct=8, total=8, correct_prototype=8),
+        )
+    )
+    assert torch.equal(reply.contribution.counts, counts)
+    assert (reply.before.correct_prototype, reply.after.correct_prototype) == (0, 8)
+    one = dataclasses.replace(
+        INFO, classes=("x" * 4096,), train_counts=(0,), test_counts=(0,), shared={"w": ("float32", (0, 3))}
+    )
+    assert wire.read_client_info(sent(wire.write_client_info(one))) == one
+
+
+def test_order_of_storage_is_no_matter_to_an_array_with_one_axis():
+    content = reply_content()
+    data = npy(header((2,), "<i8", fortran=True), np.array([9, 4], "<i8").tobytes())
+    content["arrays"]["count"] = Array("int64", (2,), "numpy.ndarray", data)
+    assert read(sent(content)).contribution.counts.tolist() == [9, 4]
 
 
 # Refusals of forged arrays: declared shape, header and length must agree before anything is decoded.
