@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "digits4.json"
 TABLE = ROOT / "docs" / "results.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 COMMAND = "make results"
-COMMON: dict[str, Any] = {"data": "digits4", "rounds": 15, "evaluate-every": 1}
+COMMON: dict[str, Any] = {"data": "digits4", "rounds": 10, "evaluate-every": 1}
 PARTITIONS: dict[str, dict[str, Any]] = {
     "by domain": {"partition": "domain"},
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
