@@ -27,7 +27,7 @@ from isoproto.data import (
     load_dataset,
     split_clients,
 )
-from isoproto.errors import ConfigError, DivergenceError
+from isoproto.errors import ConfigError, DivergenceError, StateError
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution
@@ -105,7 +105,13 @@ class Client:
         """Return its model as it was when ``before`` began: saved, or initialised from the seed."""
         saved = self.store(experiment).load(before)
         if saved is None and self.config.init_from:
-            saved = self.store(self.config.init_from).load()
+            source = self.store(self.config.init_from)
+            saved = source.load()
+            if saved is None:
+                raise StateError(
+                    f"client {self.name}: `init-from` names experiment {self.config.init_from!r}, but {source.folder} "
+                    "holds no model of this client. Name an experiment below `state-dir`, or leave `init-from` empty"
+                )
         if saved is None:
             owner = self.architecture if self.config.init == "per-architecture" else self.name
             seed = derive(self.config.seed, "model", owner)

@@ -52,13 +52,18 @@ class Alignment:
     missing: Literal["mask", "self"] = "mask"
 
 
+def _wide(tensor: Tensor) -> torch.dtype:
+    """Sums of many squares need float64; Apple's GPUs have none."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Class sums of features and their scatter about the class means.
 
     Attributes:
         sums: Sum and count of the features of each class.
-        squares: Sum of squared feature norms over all samples, shape ``[]``, float64.
+        squares: Sum of squared feature norms over all samples, shape ``[]``, float64 where the device has it.
     """
 
     sums: ClassSums
@@ -67,14 +72,15 @@ class Statistics:
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, num_classes: int) -> "Statistics":
         """Summarise ``features`` ``[B, d]`` with ``labels`` ``[B]``."""
-        return cls(ClassSums.of(features, labels, num_classes), features.double().square().sum())
+        return cls(ClassSums.of(features, labels, num_classes), features.square().sum(dtype=_wide(features)))
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(self.sums + other.sums, self.squares + other.squares)
 
     def scatter(self) -> float:
         r"""Return :math:`\sum_i \|z_i - P^{y_i}\|^2 / \max(1, n - |U|)`, U the classes held."""
-        between = (self.sums.mean().double().square().sum(dim=1) * self.sums.count).sum()
+        means = self.sums.mean()
+        between = (means.square().sum(dim=1, dtype=_wide(means)) * self.sums.count).sum()
         freedom = int(self.sums.count.sum()) - int(self.sums.present.sum())
         return max(0.0, float(self.squares - between)) / max(1, freedom)
 
