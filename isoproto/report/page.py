@@ -289,10 +289,10 @@ def _repeat(run: Run) -> str:
     command = ["flwr", "run", ".", "--stream", "--run-config", str(run.folder.absolute() / "config.toml")]
     names = [share.client for share in run.clients]
     if names and all(name.isdecimal() for name in names):  # partition ids: a simulation
-        command += ["--federation-config", f"num-supernodes={len(names)}"]
+        command += ["--federation-config", f"num-supernodes={len(names)} client-resources-num-cpus=1"]
     lines = [shlex.join(command)]
     if run.summary.get("git_commit"):
-        lines.insert(0, shlex.join(["git", "checkout", str(run.summary["git_commit"])]))
+        lines.insert(0, shlex.join(["git", "checkout", str(run.summary["git_commit"]).removesuffix("-dirty")]))
     return (
         '<div class="panel"><p class="quiet">In a checkout of the code, with the environment active:</p>'
         f"<pre>{escape(chr(10).join(plain(line, limit=4000) for line in lines))}</pre></div>"

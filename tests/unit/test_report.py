@@ -411,8 +411,9 @@ def test_clients_that_were_not_asked_are_owned_up_to(tmp_path):
 def test_the_report_says_how_to_repeat_the_run(report, run_folder):
     text = Page(report).text
     assert (
-        f"flwr run . --stream --run-config {run_folder / 'config.toml'} --federation-config num-supernodes=20" in text
-    )
+        f"flwr run . --stream --run-config {run_folder / 'config.toml'} "
+        "--federation-config 'num-supernodes=20 client-resources-num-cpus=1'"
+    ) in text
     assert "git checkout 32c0750" in text
 
 
