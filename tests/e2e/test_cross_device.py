@@ -20,7 +20,6 @@ def test_a_fifth_trains_and_everybody_is_reported(tmp_path: Path) -> None:
     run([*command, *settings], 1100, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     folder = only_run(tmp_path / "runs")
-    assert folder is not None
     trained = [{line["client"] for line in lines(folder, "client") if line["round"] == r + 1} for r in range(ROUNDS)]
     assert [len(clients) for clients in trained] == [CLIENTS // 5] * ROUNDS
     assert trained[0] != trained[1] != trained[2]

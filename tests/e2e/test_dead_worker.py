@@ -30,7 +30,6 @@ def test_the_run_fails_at_once_and_can_be_resumed(
         assert process.wait(300) == 1
 
     folder = only_run(tmp_path / "kill" / "runs")
-    assert folder is not None
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "a worker of the simulation died" in summary["reason"]
@@ -41,7 +40,6 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "left"))
     run(command, 400, cwd=ROOT)
     left_alone = only_run(tmp_path / "left" / "runs")
-    assert left_alone is not None
     assert figures(folder) == figures(left_alone)
 
 

@@ -60,7 +60,6 @@ def test_nodes_that_cannot_take_part_are_told_why_and_the_others_go_on(tmp_path:
 
     assert last["status"] == "finished:completed", log
     folder = only_run(tmp_path / "home" / "runs")
-    assert folder is not None
     assert [line["client"] for line in lines(folder, "client")] == ["0", "1"] * 2
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["clients"]["evaluated"]) == ("completed", 2)
