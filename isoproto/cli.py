@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from isoproto import paths
-from isoproto.config import Scalar, read_overrides
+from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.errors import ConfigError, IsoprotoError
 
 _log = logging.getLogger("isoproto")
@@ -116,7 +116,9 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
         values["data"] = f"{kind}:{Path(path).absolute()}"
     if engine == "flower":
         from isoproto.flower_engine import run_under_flower
+        from server_app.app import unknown_names
 
+        RunConfig.from_mapping(values, check=unknown_names)  # Flower would start first, and name no unknown key
         run_under_flower(values, clients=clients, cpus_per_client=cpus_per_client)
     elif engine == "in-process":
         from client_app.app import app as client_app

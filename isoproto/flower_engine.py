@@ -23,14 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from isoproto.config import RunConfig, Scalar
+from isoproto.config import Scalar
 from isoproto.errors import FederationError
 from isoproto.run_folder import to_toml
 
 _log = logging.getLogger("isoproto")
 
 _Start = Callable[..., "subprocess.Popen[bytes]"]
-_START_LIMIT_S = 60
+_START_LIMIT_S = 120
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -75,10 +75,8 @@ def run_under_flower(
         install_dependencies: Let Flower install the app's dependencies into an environment of the run.
 
     Raises:
-        ConfigError: If keys or values cannot be used; all of them are named at once. Flower would name none.
         FederationError: If the run did not complete.
     """
-    RunConfig.from_mapping(run_config)
     with _leaving_on_sigterm(), _scratch() as home:
         environment = _environment(home)
         overrides = home / "run-config.toml"
