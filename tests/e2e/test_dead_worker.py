@@ -14,7 +14,7 @@ ROUNDS = 4
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("cpus_per_client", [1, os.cpu_count()], ids=["one of several", "the only one"])
 def test_the_run_fails_at_once_and_can_be_resumed(
     cpus_per_client: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -25,9 +25,9 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     command = isoproto("run", "--clients", "6", "-c", f"rounds={ROUNDS} seed=1")
     flower = ["--engine", "flower", "--cpus-per-client", str(cpus_per_client)]
     with started([*command, *flower], log, cwd=ROOT) as process:
-        until(lambda: list((tmp_path / "kill").glob("runs/*/checkpoint/round-000001.*")), 300, "round 1")
+        until(lambda: list((tmp_path / "kill").glob("runs/*/checkpoint/round-000001.*")), 600, "round 1")
         workers(process.pid)[0].send_signal(signal.SIGKILL)
-        assert process.wait(300) == 1
+        assert process.wait(600) == 1
 
     folder = only_run(tmp_path / "kill" / "runs")
     summary = json.loads((folder / "summary.json").read_text())
@@ -36,9 +36,9 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     assert "a worker of the simulation died" in log.read_text().splitlines()[-1]
     assert [line["failed"] for line in lines(folder, "round")] == [0] * len(lines(folder, "round"))
 
-    run(isoproto("resume", str(folder), *flower), 400, cwd=ROOT)
+    run(isoproto("resume", str(folder), *flower), 900, cwd=ROOT)
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "left"))
-    run(command, 400, cwd=ROOT)
+    run(command, 900, cwd=ROOT)
     left_alone = only_run(tmp_path / "left" / "runs")
     assert figures(folder) == figures(left_alone)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.processes import copy_of_the_code, flower_environment, flwr, run, runs_of, superlink
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 FOREIGN_CLIENT = """
 from flwr.app import Message
@@ -32,7 +32,7 @@ def run_beside(folder: Path, code: Path, environment: dict[str, str]) -> tuple[s
     """Run the app on a SuperLink that was started in a folder; return the log and what ``flwr ls`` tells."""
     neutral = Path(environment["FLWR_HOME"])
     with superlink(folder, environment, "--simulation"):
-        log = run(flwr("run", str(code), "--stream", "-c", "rounds=1"), 300, cwd=neutral, env=environment)
+        log = run(flwr("run", str(code), "--stream", "-c", "rounds=1"), 600, cwd=neutral, env=environment)
         last = runs_of(environment, neutral)[0]
     assert last["status"] == "finished:failed", log
     return log, last["status-details"]

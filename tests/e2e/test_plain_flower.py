@@ -20,9 +20,9 @@ from tests.e2e.processes import (
     runs_of,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-LIMIT_S = 600
+LIMIT_S = 900
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,10 @@ def test_a_wrong_key_is_refused_by_flower_and_named_by_us(clone: Clone) -> None:
     clone.flwr_run("--run-config", "round=3", status=1)
     assert len(runs_of(clone.environment, clone.folder)) == before
 
-    ours = isoproto("run", "--engine", "flower", "--run-config", "round=3 sead=1 fraction='all'")
+    ours = isoproto("run", "--engine", "flower", "--run-config", "round=3 sead=1 fraction='all' strategy='fedsav'")
     said = run(ours, 60, status=1, cwd=clone.folder, env=clone.environment)
-    assert "3 problems in the run config" in said
+    assert "4 problems in the run config" in said
     assert "unknown key `round` (did you mean `rounds`?)" in said
     assert "unknown key `sead` (did you mean `seed`?)" in said
     assert "`fraction` must be float, got 'all'" in said
+    assert "unknown strategy 'fedsav'" in said

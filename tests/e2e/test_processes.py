@@ -21,7 +21,7 @@ from tests.e2e.processes import (
     superlink,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def test_nodes_that_cannot_take_part_are_told_why_and_the_others_go_on(tmp_path:
         for name, node_config in nodes.items():
             stack.enter_context(supernode(tmp_path / name, port, node_config))
         command = flwr("run", str(copy_of_the_code(tmp_path / "isoproto")), "here", "--stream", "-c", settings)
-        log = run(command, 800, cwd=tmp_path / "empty", env=environment)
+        log = run(command, 1200, cwd=tmp_path / "empty", env=environment)
         (last,) = runs_of(environment, tmp_path / "empty", "here")
 
     assert last["status"] == "finished:completed", log
