@@ -88,8 +88,8 @@ partition is the same in all). All methods of a seed share partition, initial we
 to `local` are paired. `final` is the last round; `best round` is chosen on test data and therefore optimistic.
 Under `fedavg` a client's model is the average that the server has just sent, not yet trained on its own data.
 
-What it says: `local` is hard to beat here. By domain the structural losses and MSE end about half a point above it, GCSA
-with a spread twice its gain; under Dirichlet 0.1 no alignment differs from `local` by more than its spread. FedProto loses
+What it says: `local` is hard to beat here. By domain the structural losses and MSE end half a point above it, GCSA
+with a spread twice its gain; under Dirichlet 0.1 no alignment ends above it by more than its spread. FedProto loses
 a little by domain. Averaging whole models gains less than a point by domain and destroys label-skewed clients.
 
 The papers have no digits4 and no number to put beside these; they are a check of the whole system at small scale, not a
