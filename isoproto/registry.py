@@ -23,9 +23,9 @@ def lookup(table: Mapping[str, T], key: str, name: str) -> T:
     Example:
         >>> lookup({"gcsa": 1, "rcsa": 2}, "alignment", "rcsa")
         2
-        >>> lookup({"gcsa": 1, "mse": 2}, "alignment", "gcsb")  # doctest: +ELLIPSIS
+        >>> lookup({"gcsa": 1, "mse": 2}, "loss", "gcsb")
         Traceback (most recent call last):
-        isoproto.errors.ConfigError: unknown alignment 'gcsb'; `alignment` must be one of 'gcsa', 'mse' (did you mean ...)
+        isoproto.errors.ConfigError: unknown loss 'gcsb'; `loss` must be one of 'gcsa', 'mse' (did you mean 'gcsa'?)
     """
     if name in table:
         return table[name]
