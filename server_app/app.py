@@ -37,6 +37,9 @@ _log = logging.getLogger("isoproto")
 
 app = ServerApp()
 
+# Messages per worker of a simulation that are out at once: enough that none waits for Flower to pass the next one on.
+_IN_FLIGHT = 6
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -87,10 +90,11 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
             yield str(err)
 
 
-def _run(strategy: PrototypeStrategy, grid: Grid, *, resumed: bool) -> None:
+def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> None:
     """Meet the clients, then let Flower's loop run the rounds that are left."""
     folder, config = strategy.folder, strategy.config
     strategy.meet(grid)
+    grid.window = _IN_FLIGHT * strategy.workers or None
     _note_partition(strategy)
 
     def end_of_round(flower_round: int, _: ArrayRecord) -> MetricRecord | None:

@@ -245,6 +245,13 @@ class PrototypeStrategy(Strategy):
         """Return what is known of every client, sorted by name."""
         return [self.clients[name] for name in sorted(self.clients, key=client_order)]
 
+    @property
+    def workers(self) -> int:
+        """Processes that simulate the clients; 0 if they run in this one, or are real devices."""
+        workers = {info.worker for info in self.clients.values()}
+        simulated = workers != {os.getpid()} and any(info.partitions for info in self.clients.values())
+        return len(workers) if simulated else 0
+
     # The five hooks of a Flower strategy
 
     def configure_train(
@@ -342,10 +349,10 @@ class PrototypeStrategy(Strategy):
             len(self.classes),
             models,
         )
-        workers, cores = {info.worker for info in self.clients.values()}, os.cpu_count() or 1
-        if workers != {os.getpid()} and any(info.partitions for info in self.clients.values()):
-            _log.info("%d clients at once on %d cores", len(workers), cores)
-            if len(workers) < min(cores, len(self.clients)):
+        cores = os.cpu_count() or 1
+        if self.workers:
+            _log.info("%d clients at once on %d cores", self.workers, cores)
+            if self.workers < min(cores, len(self.clients)):
                 _log.warning(
                     "cores are idle: each client reserves several CPUs, Flower's default. Let all work with "
                     '--federation-config "num-supernodes=%d client-resources-num-cpus=1"',

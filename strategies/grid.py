@@ -1,5 +1,6 @@
 """A grid that asks for replies promptly."""
 
+import collections
 import re
 import time
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from isoproto.errors import FederationError
 
 # Flower's own grids sleep 0.1 s (simulation) or 3 s (deployment) between looks; a round of the demo takes 2 s. Only the
 # last replies are waited for, though, and a look costs a core that the clients need.
-_SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.01, 0.1, 0.5, 1.05, 4
+_SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.01, 0.05, 0.5, 1.05, 4
 # How Flower's simulation tells that a client's worker is gone, as opposed to a client that failed in it.
 _DEAD_WORKER = re.compile(
     r"<class 'ray\.exceptions\.(Actor(Died|Unavailable)|NodeDied|OutOfMemory|WorkerCrashed)Error'>"
@@ -23,10 +24,16 @@ class PromptGrid(Grid):
 
     A worker of the simulation that dies is the end of the run: Ray does not replace it, and Flower goes on giving
     it messages, most of them since it fails faster than the living ones work.
+
+    Attributes:
+        window: Messages that are out at once; ``None`` sends all. Ten times a second Flower's simulation compares each
+            node with each message that is out: with 200 nodes and 40 messages that took a third of a core from the
+            clients. Real nodes work side by side and get theirs at once.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self.window: int | None = None
 
     def set_run(self, run: object) -> None:  # noqa: D102
         self._grid.set_run(run)  # type: ignore[arg-type]
@@ -60,24 +67,27 @@ class PromptGrid(Grid):
         Raises:
             FederationError: If a worker of the simulation died.
         """
-        messages = list(messages)
-        if not messages:
-            return []
-        waiting = set(self.push_messages(messages))
+        unsent = collections.deque(messages)
+        waiting: set[str] = set()
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
         pause = _SHORT_PAUSE
         while True:
-            came = list(self.pull_messages(waiting))
+            room = len(unsent) if self.window is None else self.window - len(waiting)
+            if unsent and room > 0:
+                waiting |= set(self.push_messages([unsent.popleft() for _ in range(min(room, len(unsent)))]))
+            came = list(self.pull_messages(waiting)) if waiting else []
             for reply in came:
                 _check_worker(reply)
             replies += came
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             left = deadline - time.monotonic()
-            if not waiting or left <= 0:
+            if not (waiting or unsent) or left <= 0:
                 return replies
             if came:
                 pause = _SHORT_PAUSE if len(waiting) <= _FEW else _PAUSE
+                if unsent:
+                    continue
             time.sleep(min(pause, left))
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
 

@@ -38,3 +38,41 @@ def test_a_dead_worker_ends_the_run():
 @pytest.mark.usefixtures("federation")
 def test_a_client_that_fails_does_not():
     assert sorted(reply.has_error() for reply in send(RAISED)) == [False, False, True]
+
+
+class Counting(Worker):
+    """A grid that gives replies back one at a time, and counts the messages that are out."""
+
+    def __init__(self) -> None:
+        super().__init__(RAISED)
+        self.out = self.most_out = 0
+
+    def push_messages(self, messages):
+        ids = list(super().push_messages(messages))
+        self.out += len(ids)
+        self.most_out = max(self.most_out, self.out)
+        return ids
+
+    def pull_messages(self, message_ids):
+        replies = list(super().pull_messages(sorted(message_ids)[:1]))
+        self.out -= len(replies)
+        return replies
+
+
+@pytest.mark.usefixtures("federation")
+@pytest.mark.parametrize(("window", "most_out"), [(None, 9), (2, 2), (20, 9)])
+def test_no_more_messages_are_out_than_the_window_holds(window, most_out):
+    grid = Counting()
+    prompt = PromptGrid(grid)
+    prompt.window = window
+    replies = prompt.send_and_receive([Message(RecordDict(), node, "train") for node in [*grid.get_node_ids()] * 3])
+    assert len(replies) == 9
+    assert grid.most_out == most_out
+
+
+@pytest.mark.usefixtures("federation")
+def test_what_the_window_kept_back_when_the_time_is_over_is_not_sent():
+    grid = Counting()
+    prompt = PromptGrid(grid)
+    prompt.window = 1
+    assert len(prompt.send_and_receive([Message(RecordDict(), 10_000, "train")] * 5, timeout=0)) == 1
