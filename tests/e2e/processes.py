@@ -62,14 +62,15 @@ def isoproto(*arguments: str) -> list[str]:
 
 @contextlib.contextmanager
 def started(command: list[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command with its output in a file; whatever is left of it and its children is killed at the end."""
+    """Start a command with its output in a file; if it still runs at the end, it is killed with all it started."""
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, **options)
     try:
         yield process
     finally:
-        kill(process.pid)
-        process.wait()
+        if process.poll() is None:  # else its number may be another's by now
+            kill(process.pid)
+            process.wait()
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -113,12 +114,12 @@ def end_listener(port: int) -> None:
             kill(process.pid)
 
 
-def until(there: Callable[[], Any], limit_s: float, what: str) -> Any:
-    """Wait for something to become true, and return it."""
+def until(there: Callable[[], Any], limit_s: float, what: str, process: "subprocess.Popen[bytes]") -> Any:
+    """Wait, while a process runs, for something to become true, and return it."""
     deadline = time.monotonic() + limit_s
     while not (found := there()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {limit_s:g} s")
+        assert process.poll() is None, f"{what}: the process ended with status {process.returncode}"
+        assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
         time.sleep(_POLL_S)
     return found
 
@@ -128,6 +129,11 @@ def only_run(output_dir: Path) -> Path | None:
     found = [path.parent for path in output_dir.glob("*/config.toml")]
     assert len(found) <= 1
     return found[0] if found else None
+
+
+def rounds_done(folder: Path) -> int:
+    """Return the round of a run's newest checkpoint; -1 without one."""
+    return max((int(path.stem.removeprefix("round-")) for path in folder.glob("checkpoint/round-*")), default=-1)
 
 
 def figures(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -172,11 +178,10 @@ def superlink(folder: Path, environment: Mapping[str, str], *options: str) -> It
     with started(command, log, cwd=folder, env=environment) as process:
 
         def healthy() -> bool:
-            assert process.poll() is None, log.read_text()
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
                 return True
             return False
 
-        until(healthy, 60, "a SuperLink")
+        until(healthy, 120, "a SuperLink", process)
         yield process

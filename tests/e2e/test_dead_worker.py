@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.processes import ROOT, family, figures, isoproto, lines, only_run, run, started, until
+from tests.e2e.processes import ROOT, family, figures, isoproto, lines, only_run, rounds_done, run, started, until
 
-ROUNDS = 4
+ROUNDS = 8
 
 
 @pytest.mark.e2e
@@ -25,11 +25,11 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     command = isoproto("run", "--clients", "6", "-c", f"rounds={ROUNDS} seed=1")
     flower = ["--engine", "flower", "--cpus-per-client", str(cpus_per_client)]
     with started([*command, *flower], log, cwd=ROOT) as process:
-        until(lambda: list((tmp_path / "kill").glob("runs/*/checkpoint/round-000001.*")), 600, "round 1")
+        folder = until(lambda: only_run(tmp_path / "kill" / "runs"), 600, "a run folder", process)
+        until(lambda: rounds_done(folder) >= 1, 600, "round 1", process)
         workers(process.pid)[0].send_signal(signal.SIGKILL)
         assert process.wait(600) == 1
 
-    folder = only_run(tmp_path / "kill" / "runs")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "a worker of the simulation died" in summary["reason"]

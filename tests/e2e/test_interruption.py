@@ -40,7 +40,7 @@ def test_no_process_survives(
     with started(
         command, log, cwd=ROOT, env=environment, start_new_session=True, preexec_fn=as_in_a_terminal
     ) as process:
-        until(lambda: list(output.glob("*/checkpoint/round-*")), 600, "a checkpoint")
+        until(lambda: list(output.glob("*/checkpoint/round-*")), 600, "a checkpoint", process)
         everybody = family(process.pid)
         assert any("ClientAppActor" in name(member) for member in everybody)
 

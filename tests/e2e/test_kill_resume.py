@@ -1,5 +1,6 @@
 """Hard kills: a run that is killed again and again and resumed ends like one that was left alone."""
 
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import ROOT, alive, figures, isoproto, kill, lines, only_run, run, started, until
+from tests.e2e.processes import ROOT, alive, figures, isoproto, kill, lines, only_run, rounds_done, run, started, until
 
 pytestmark = pytest.mark.e2e
 
@@ -16,31 +17,34 @@ SETTINGS = f"rounds={ROUNDS} fraction=0.5 seed=3 partition='dirichlet' alpha=0.5
 START_LIMIT_S = 900
 
 
-def training(folder: Path, state: Path, rng: random.Random) -> Callable[[], bool]:
-    """In the middle of a round, most of which is training."""
-    at = time.monotonic() + rng.uniform(0.1, 3.0)
+def any_time(folder: Path, state: Path, rng: random.Random) -> Callable[[], bool]:
+    """At a random time, which is most likely in the middle of training."""
+    took = [line["seconds"]["round"] for line in lines(folder, "round")]
+    at = time.monotonic() + rng.uniform(0, 1.5) * (took[-1] if took else 1.0)
     return lambda: time.monotonic() > at
 
 
 def client_saved(folder: Path, state: Path, rng: random.Random) -> Callable[[], bool]:
     """When a client has saved its new model, and the server knows nothing of it yet."""
-    before = set(state.rglob("*.safetensors"))
-    return lambda: bool(set(state.rglob("*.safetensors")) - before)
+    return grows(lambda: len(list(state.rglob("*.safetensors"))))
 
 
 def committing(folder: Path, state: Path, rng: random.Random) -> Callable[[], bool]:
     """When the metrics of a round are written, and its checkpoint is not, or just now."""
-    before = (folder / "metrics.jsonl").stat().st_size
-    return lambda: (folder / "metrics.jsonl").stat().st_size > before
+    return grows(lambda: sum(path.stat().st_size for path in folder.glob("metrics.jsonl")))
 
 
 def checkpointed(folder: Path, state: Path, rng: random.Random) -> Callable[[], bool]:
-    """When a new checkpoint is being written, or just was."""
-    before = set((folder / "checkpoint").iterdir())
-    return lambda: bool(set((folder / "checkpoint").iterdir()) - before)
+    """When a new checkpoint was just written."""
+    return grows(lambda: rounds_done(folder))
 
 
-MOMENTS = (training, client_saved, committing, checkpointed, training)
+def grows(measure: Callable[[], int]) -> Callable[[], bool]:
+    before = measure()
+    return lambda: measure() > before
+
+
+MOMENTS = (any_time, client_saved, committing, checkpointed, any_time)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +69,10 @@ def test_five_hard_kills_change_nothing(engine: str, tmp_path: Path, monkeypatch
     command, folder = start, None
     for kills, moment in enumerate(MOMENTS):
         with started(isoproto(*command), log, cwd=ROOT) as process:
-            folder = until(lambda: only_run(output), START_LIMIT_S, "a run folder")
-
-            def goes_on(folder: Path = folder, kills: int = kills) -> bool:
-                """Say whether this start has ended a round since the last kill; every kill must hurt."""
-                assert process.poll() is None, log.read_text()
-                return rounds_done(folder) >= kills
-
-            until(goes_on, START_LIMIT_S, f"round {kills}")
-            until(moment(folder, state, rng), START_LIMIT_S, moment.__name__)
+            folder = until(lambda: only_run(output), START_LIMIT_S, "a run folder", process)
+            # From here on a start does what the ones before it did not; every kill must hurt.
+            until(functools.partial(has_met, folder, kills + 1), START_LIMIT_S, "the clients", process)
+            until(moment(folder, state, rng), START_LIMIT_S, moment.__name__, process)
             killed = kill(process.pid)
         assert not alive(killed)
         assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
@@ -85,7 +84,7 @@ def test_five_hard_kills_change_nothing(engine: str, tmp_path: Path, monkeypatch
     assert len(lines(folder, "client")) == ROUNDS * CLIENTS // 2
 
 
-def rounds_done(folder: Path) -> int:
-    """Return the round of the newest checkpoint; -1 without one."""
-    found = sorted((folder / "checkpoint").glob("round-*.safetensors"))
-    return int(found[-1].stem.removeprefix("round-")) if found else -1
+def has_met(folder: Path, times: int) -> bool:
+    """Say whether a run has met its clients in this many starts."""
+    log = folder / "log.txt"
+    return log.exists() and log.read_text().count("training samples of each client") == times
