@@ -2,19 +2,24 @@
 
 import dataclasses
 import functools
+import json
+import logging
 import os
+import sys
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from client_app.store import ClientStore
-from client_app.training import Alignment, LocalSettings, Statistics, count_correct, extract, train
+from client_app.training import Alignment, LocalSettings, Statistics, count_correct, extract, train, wide
 from isoproto import paths, wire
 from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
@@ -38,6 +43,8 @@ from models import FeatureModel, ModelSpec, architecture_for, create_model
 torch.set_num_threads(1)
 
 app = ClientApp()
+
+_log = logging.getLogger("isoproto")
 
 # Settings of the run that a node's own configuration overrides.
 _NODE_SETTINGS = ("data", "data-dir", "device", "state-dir", "batch-size")
@@ -70,19 +77,18 @@ class Client:
     device: torch.device
 
     @classmethod
-    def of(cls, settings: Mapping[str, Scalar], context: Context) -> "Client":
+    def of(cls, settings: Mapping[str, Scalar], node: Mapping[str, Any], node_id: int) -> "Client":
         """Resolve the server's settings and the node's own into a client.
 
         Raises:
             ConfigError: If a setting cannot be used.
             DataError: If its data cannot be read.
         """
-        node = context.node_config
         own = {key: node[key] for key in _NODE_SETTINGS if key in node}
         RunConfig.from_mapping(own, source="node config")
         config = RunConfig.from_mapping({**settings, **own})
         partition, partitions = _partition(node)
-        name = str(partition) if partition is not None else str(node.get("name", f"node-{context.node_id}"))
+        name = str(partition) if partition is not None else str(node.get("name", f"node-{node_id}"))
         dataset = load_dataset(config.data, config.data_dir)
         split = _split(dataset, config, partition, partitions)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
@@ -101,9 +107,13 @@ class Client:
         """Return the store of its own model in an experiment."""
         return ClientStore(paths.state_dir(self.config.state_dir), experiment, self.name)
 
-    def model(self, experiment: str, before: int) -> FeatureModel:
-        """Return its model as it was when ``before`` began: saved, or initialised from the seed."""
+    def model(self, experiment: str, before: int) -> tuple[FeatureModel, wire.Evaluation | None]:
+        """Return its model as it was when ``before`` began: saved, or initialised from the seed.
+
+        Beside it comes the accuracy that this very model had on the test data, if it was saved with it.
+        """
         saved = self.store(experiment).load(before)
+        tested = self._tested(saved.note) if saved else None
         if saved is None and self.config.init_from:
             source = self.store(self.config.init_from)
             saved = source.load()
@@ -115,17 +125,31 @@ class Client:
         if saved is None:
             owner = self.architecture if self.config.init == "per-architecture" else self.name
             seed = derive(self.config.seed, "model", owner)
-            return create_model(self.architecture, self.spec, seed).to(self.device)
-        model = _skeleton(self.architecture, self.spec)
-        expected, found = wire.tensor_spec(model.state_dict()), wire.tensor_spec(saved)
+            return create_model(self.architecture, self.spec, seed).to(self.device), None
+        model, state = _skeleton(self.architecture, self.spec, self.device)
+        expected, found = wire.tensor_spec(state), wire.tensor_spec(saved.tensors)
         if expected != found:
             differing = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
             raise ConfigError(
                 f"client {self.name}: its saved model does not fit {self.architecture!r} with {self.spec}: "
                 f"{len(differing)} tensors differ, among them {differing[:3]}. Start a new run, or restore the settings"
             )
-        model.load_state_dict(saved)
-        return model.to(self.device)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(saved.tensors[name])
+        return model, tested
+
+    def note(self, tested: wire.Evaluation) -> str:
+        """Return what is saved with a model: its accuracy, and on what data."""
+        return json.dumps([self._test_digest, tested.correct, tested.total])
+
+    def _tested(self, note: str) -> wire.Evaluation | None:
+        digest, correct, total = json.loads(note or "[null, 0, 0]")
+        return wire.Evaluation(correct=correct, total=total) if digest == self._test_digest else None
+
+    @property
+    def _test_digest(self) -> int:
+        return zlib.crc32(self.data.test_x.numpy().tobytes(), zlib.crc32(self.data.test_y.numpy().tobytes()))
 
     def shared(self, model: FeatureModel) -> dict[str, Tensor]:
         """Return the weights that the run shares, by name."""
@@ -151,12 +175,20 @@ class Client:
         model.load_state_dict({**model.state_dict(), **shared})
 
 
+def _simulation_worker() -> int:
+    """Return the id of this process if it is one of Ray's workers, which may answer for any client of a simulation."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return 0
+    return os.getpid()
+
+
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Say who this client is and what it has."""
     asked = wire.read_query(message.content)
-    client = Client.of(asked.settings, context)
-    model = _skeleton(client.architecture, client.spec)
+    client = Client.of(asked.settings, context.node_config, context.node_id)
+    model, _ = _skeleton(client.architecture, client.spec, client.device)
     info = wire.ClientInfo(
         client=client.name,
         model=client.architecture,
@@ -168,24 +200,74 @@ def query(message: Message, context: Context) -> Message:
         partitions=client.partitions,
         fingerprint=fingerprint(),
         folder=str(package_folder("client_app")),
-        worker=os.getpid(),
+        worker=_simulation_worker(),
         shared=wire.tensor_spec(client.shared(model)),
     )
     return Message(wire.write_client_info(info), reply_to=message)
 
 
+# What a client answers, and what is to be done before it may be sent.
+Answer = tuple[RecordDict, Callable[[], None]]
+
+
 @app.train()
 def train_round(message: Message, context: Context) -> Message:
     """Evaluate, train, evaluate again, measure class means, and keep the model."""
+    return _answer(message, context, train_client)
+
+
+@app.evaluate()
+def evaluate_round(message: Message, context: Context) -> Message:
+    """Evaluate the client's own model as it stands after the round."""
+    return _answer(message, context, examine_client)
+
+
+def _answer(message: Message, context: Context, work: Callable[[Client, wire.Broadcast], Answer]) -> Message:
+    """Answer for this node's client, or one after the other for all that the message names.
+
+    Models are written beside the work on the next client; nothing is sent before all of them are on the disk.
+    """
+    hosted = wire.read_hosted(message.content)
+    if not hosted:
+        content, finish = work(*_open(message, context.node_config, context.node_id))
+        finish()
+        return Message(content, reply_to=message)
+    parts: dict[str, RecordDict] = {}
+    writes: dict[str, Future[None]] = {}
+    with ThreadPoolExecutor(1) as disk:
+        for partition in hosted:
+            node_config = {**context.node_config, "partition-id": partition}
+            name = str(partition)
+            try:
+                parts[name], finish = work(*_open(message, node_config, context.node_id))
+                writes[name] = disk.submit(finish)
+            except Exception as err:  # one client's failure is not the others'
+                _log.exception("client %s failed", name)
+                parts[name] = wire.write_failure(err)
+    for name, write in writes.items():
+        if failure := write.exception():
+            _log.error("client %s failed", name, exc_info=failure)
+            parts[name] = wire.write_failure(failure)
+    return Message(wire.join(parts), reply_to=message)
+
+
+def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
+    """Evaluate, train, evaluate again, measure class means; the model is kept when the answer's second part is called.
+
+    Raises:
+        DivergenceError: If training broke the model.
+        ConfigError: If the settings do not fit this client.
+        StateError: If its model cannot be read.
+    """
     started = time.perf_counter()
-    client, broadcast = _open(message, context)
-    model = client.model(broadcast.experiment, before=broadcast.server_round)
+    model, before = client.model(broadcast.experiment, before=broadcast.server_round)
     client.install(model, broadcast.shared)
-    before = evaluate_client(client, model, broadcast)[0]
+    if before is None or broadcast.shared:
+        before = evaluate_client(client, model, broadcast)[0]
     losses, running = _train(client, model, broadcast)
     _require_finite(client, model, losses)
     after, statistics = evaluate_client(client, model, broadcast, with_statistics=running is None)
-    client.store(broadcast.experiment).save(broadcast.server_round, model.state_dict())
+    finish = client.store(broadcast.experiment).prepare(broadcast.server_round, model.state_dict(), client.note(after))
     statistics = running or statistics
     reply = wire.TrainReply(
         contribution=_contribution(statistics, client),
@@ -196,17 +278,15 @@ def train_round(message: Message, context: Context) -> Message:
         seconds=time.perf_counter() - started,
         shared=client.shared(model),
     )
-    return Message(wire.write_train_reply(reply, broadcast, client.name), reply_to=message)
+    return wire.write_train_reply(reply, broadcast, client.name), finish
 
 
-@app.evaluate()
-def evaluate_round(message: Message, context: Context) -> Message:
+def examine_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     """Evaluate the client's own model as it stands after the round."""
-    client, broadcast = _open(message, context)
-    model = client.model(broadcast.experiment, before=broadcast.server_round + 1)
+    model, _ = client.model(broadcast.experiment, before=broadcast.server_round + 1)
     client.install(model, broadcast.shared)
     evaluation = evaluate_client(client, model, broadcast)[0]
-    return Message(wire.write_evaluate_reply(evaluation, broadcast, client.name), reply_to=message)
+    return wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None
 
 
 def evaluate_client(
@@ -250,8 +330,8 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _open(message: Message, context: Context) -> tuple[Client, wire.Broadcast]:
-    client = Client.of(wire.read_settings(message.content), context)
+def _open(message: Message, node_config: Mapping[str, Any], node_id: int) -> tuple[Client, wire.Broadcast]:
+    client = Client.of(wire.read_settings(message.content), node_config, node_id)
     broadcast = wire.read_broadcast(
         message.content, num_classes=client.num_classes, feature_dim=client.config.feature_dim
     )
@@ -272,8 +352,11 @@ def _train(
 
 def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
     """Refuse a model that training has broken: it is not kept, so the next round starts from the last good one."""
-    state = model.state_dict()
-    broken = [name for name, t in state.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+    # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(model.head.weight)).isfinite()):
+        return
+    broken = [name for name, t in state.items() if not bool(t.isfinite().all())]
     if broken:
         config = client.config
         raise DivergenceError(
@@ -368,9 +451,10 @@ def _splits(
 
 
 @functools.lru_cache(maxsize=32)
-def _skeleton(architecture: str, spec: ModelSpec) -> FeatureModel:
-    """A model whose weights are about to be replaced: building one costs more than filling it."""
-    return create_model(architecture, spec, seed=0)
+def _skeleton(architecture: str, spec: ModelSpec, device: torch.device) -> tuple[FeatureModel, dict[str, Tensor]]:
+    """A model whose weights are about to be replaced, and its tensors: building one costs more than filling it."""
+    model = create_model(architecture, spec, seed=0).to(device)
+    return model, model.state_dict()
 
 
 def _domain(dataset: ImageDataset, split: ClientSplit) -> str:

@@ -1,10 +1,14 @@
 """A client's own model between rounds: files that survive a kill, a restart and a full disk."""
 
+import json
 import logging
 import urllib.parse
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors
+import safetensors.numpy
 import safetensors.torch
 from torch import Tensor
 
@@ -14,10 +18,18 @@ from isoproto.paths import write_atomically
 _log = logging.getLogger("isoproto")
 
 _WHOLE, _DAMAGED = ".safetensors", ".damaged"
+_NOTE = "note"
 _ANY_ROUND = 2**31  # after every round there is
 
 # The server may die in round r + 1, find its checkpoint of round r damaged, and go on from the one before it.
 _GENERATIONS = 3
+
+
+class Saved(NamedTuple):
+    """A model as it was saved: its tensors by name, and a note on it."""
+
+    tensors: dict[str, Tensor]
+    note: str
 
 
 class ClientStore:
@@ -36,7 +48,7 @@ class ClientStore:
         self.client = client
         self.folder = root / _file_name(experiment) / _file_name(client)
 
-    def load(self, before: int = _ANY_ROUND) -> dict[str, Tensor] | None:
+    def load(self, before: int = _ANY_ROUND) -> Saved | None:
         """Return the newest model that was saved in a round < ``before``, or ``None`` if there is none.
 
         A file that cannot be read is set aside with a warning, and the one before it is taken.
@@ -47,8 +59,9 @@ class ClientStore:
         for tag in self._rounds(before):
             path = self._path(tag)
             try:
-                return safetensors.torch.load(path.read_bytes())
-            except (OSError, safetensors.SafetensorError) as err:
+                content = path.read_bytes()
+                return Saved(safetensors.torch.load(content), _note(content))
+            except (OSError, ValueError, safetensors.SafetensorError) as err:
                 _log.warning("client %s: cannot read its model %s (%s); set aside", self.client, path, err)
                 path.replace(path.with_suffix(_DAMAGED))
         # Also when they were set aside earlier: nobody starts anew without a word.
@@ -59,16 +72,26 @@ class ClientStore:
             )
         return None
 
-    def save(self, server_round: int, tensors: dict[str, Tensor]) -> None:
+    def save(self, server_round: int, tensors: dict[str, Tensor], note: str = "") -> None:
         """Save the model after training in ``server_round``, and drop generations no longer needed.
 
         Raises:
             StateError: If it cannot be written, for example on a full disk; earlier generations stay.
         """
-        content = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
-        write_atomically(self._path(server_round), content)
-        for tag in self._rounds()[_GENERATIONS:]:
-            self._path(tag).unlink(missing_ok=True)
+        self.prepare(server_round, tensors, note)()
+
+    def prepare(self, server_round: int, tensors: dict[str, Tensor], note: str = "") -> Callable[[], None]:
+        """Take a copy of the model and return what saves it, which may run in another thread."""
+        # NumPy's writer takes a third of the time of torch's, and writes the same bytes.
+        arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
+        content = safetensors.numpy.save(arrays, {_NOTE: note})
+
+        def write() -> None:
+            write_atomically(self._path(server_round), content)
+            for tag in self._rounds()[_GENERATIONS:]:
+                self._path(tag).unlink(missing_ok=True)
+
+        return write
 
     def _path(self, tag: int) -> Path:
         return self.folder / f"round-{tag:06d}{_WHOLE}"
@@ -77,6 +100,13 @@ class ClientStore:
         """Tags on disk that are < ``before``, newest first."""
         tags = (int(path.stem.removeprefix("round-")) for path in self.folder.glob(f"round-*{suffix}"))
         return sorted((tag for tag in tags if tag < before), reverse=True)
+
+
+def _note(content: bytes) -> str:
+    """Read the note from a file's header, which the library gives only for files on disk."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return str(header.get("__metadata__", {}).get(_NOTE, ""))
 
 
 def _file_name(name: str) -> str:

@@ -27,6 +27,7 @@ from isoproto.prototypes import Contribution
 SCHEMA_VERSION = 1
 
 _CONFIG, _SETTINGS, _ARRAYS, _MODEL, _METRICS = "config", "settings", "arrays", "model", "metrics"
+_FAILURE, _HOSTED = "failure", "hosted"
 _TEXT_LIMIT = 4096  # characters of a name or reason that a peer may make us store
 _COUNT_LIMIT = 2**40  # more samples than a client can hold
 _CLASS_LIMIT = 2**16
@@ -78,7 +79,7 @@ class ClientInfo:
         partitions: Number of partitions that its node was told of; 0 on a real device.
         fingerprint: Digest of the code that answered.
         folder: Where that code lies on the client.
-        worker: Id of the process that answered, to count how many clients run at once in simulation.
+        worker: Id of the simulation's worker that answered, which can answer for other clients too; 0 elsewhere.
         shared: Names, dtypes and shapes of the weights that it would share.
     """
 
@@ -247,6 +248,22 @@ def write_broadcast(broadcast: Broadcast) -> RecordDict:
     return content
 
 
+def address(content: RecordDict, clients: Sequence[str]) -> RecordDict:
+    """Return a train or evaluate message that a simulation's worker answers for some clients, one after the other."""
+    config = ConfigRecord({**_record(content, _CONFIG, ConfigRecord), _HOSTED: [int(client) for client in clients]})
+    return RecordDict({**content, _CONFIG: config})
+
+
+def join(parts: Mapping[str, RecordDict]) -> RecordDict:
+    """Return one reply that holds the replies of several clients, by client."""
+    return RecordDict({f"{client}/{name}": r for client, part in parts.items() for name, r in part.items()})
+
+
+def write_failure(error: BaseException) -> RecordDict:
+    """Encode what a client says instead of a reply, in one that holds those of several."""
+    return RecordDict({_FAILURE: ConfigRecord({"reason": f"{type(error).__name__}: {error}"[:_TEXT_LIMIT]})})
+
+
 def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
     """Encode what a client sends after training on ``broadcast``."""
     sent = reply.contribution
@@ -412,6 +429,39 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
 def read_settings(content: RecordDict) -> dict[str, Scalar]:
     """Return the settings in a query, train or evaluate message: needed before its arrays can be checked."""
     return _settings(content)
+
+
+def read_hosted(content: RecordDict) -> list[int]:
+    """Return the partitions that a message wants an answer for; none where a node answers for itself.
+
+    Raises:
+        WireError: If they are no distinct whole numbers.
+    """
+    hosted = _record(content, _CONFIG, ConfigRecord).get(_HOSTED, [])
+    if not isinstance(hosted, list) or not all(type(p) is int and p >= 0 for p in hosted):
+        raise WireError(f"config '{_HOSTED}': expected partition ids, got {_shown(hosted)}")
+    return list(dict.fromkeys(map(int, hosted)))
+
+
+def split(content: RecordDict, clients: Sequence[str]) -> dict[str, RecordDict]:
+    """Return the replies of several clients that :func:`join` put into one; one may be empty.
+
+    Raises:
+        WireError: If it holds anything else.
+    """
+    parts: dict[str, RecordDict] = {client: RecordDict() for client in clients}
+    for name, record in content.items():
+        client, _, inner = name.partition("/")
+        if client not in parts:
+            raise WireError(f"unexpected records {name!r:.200}; asked were {list(clients)!r:.200}")
+        parts[client][inner] = record
+    return parts
+
+
+def read_failure(part: RecordDict) -> str:
+    """Return what a client says instead of a reply, or an empty text."""
+    record = part.get(_FAILURE)
+    return str(record.get("reason", "no reason given")) if isinstance(record, ConfigRecord) else ""
 
 
 def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:

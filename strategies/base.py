@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import logging
 import os
 import time
@@ -21,7 +22,7 @@ from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
-from isoproto.sampling import cohort
+from isoproto.sampling import cohort, share_out
 from strategies.state import LastAccuracy, ServerState
 
 _log = logging.getLogger("isoproto")
@@ -88,11 +89,11 @@ class PrototypeStrategy(Strategy):
         self._round = state.server_round if state else 0  # the one under way
         self._nodes: dict[int, str] = {}  # node id -> client
         self._refused: dict[int, str] = {}  # node id -> reason
-        self._asked: dict[int, wire.Expected] = {}
+        self._asked: dict[int, list[wire.Expected]] = {}
         self._bytes_down = 0
         self._born = time.perf_counter()
         self._started = 0.0
-        self._seconds: dict[str, float] = {}  # client -> its last training time
+        self._rates: dict[str, float] = {}  # architecture -> seconds per sample, a running mean
         self._spec: wire.Spec = {}
         self.state: ServerState
 
@@ -248,9 +249,7 @@ class PrototypeStrategy(Strategy):
     @property
     def workers(self) -> int:
         """Processes that simulate the clients; 0 if they run in this one, or are real devices."""
-        workers = {info.worker for info in self.clients.values()}
-        simulated = workers != {os.getpid()} and any(info.partitions for info in self.clients.values())
-        return len(workers) if simulated else 0
+        return len({info.worker for info in self.clients.values()} - {0})
 
     # The five hooks of a Flower strategy
 
@@ -263,8 +262,6 @@ class PrototypeStrategy(Strategy):
         present = self._query(grid)
         here = {self._nodes[node]: node for node in present & self._nodes.keys()}
         drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
-        # The longest first, so that no worker is left with a long client while the others idle.
-        drawn.sort(key=lambda client: -self._seconds.get(client, 0.0))
         return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
 
     def aggregate_train(
@@ -405,22 +402,44 @@ class PrototypeStrategy(Strategy):
             )
         )
         self._bytes_down = wire.serialised_bytes(content)
+        groups = [[client] for client in nodes]
+        hosts = list(nodes.values())
+        if self.workers:
+            groups = share_out(nodes, self._cost, self.workers)
+            # Flower's simulation passes messages on in the order of the partitions, whenever they were sent.
+            hosts = [nodes[client] for client in sorted(nodes, key=client_order)]
+        asked = dict(zip(hosts, groups, strict=False))
         self._asked = {
-            node: wire.Expected(
-                client=client,
-                experiment=self.folder.experiment,
-                server_round=self._round,
-                num_classes=len(self.classes),
-                feature_dim=self.config.feature_dim,
-                max_norm=self.config.max_norm,
-                shared=self._spec if self.config.share != "none" else {},
-            )
-            for client, node in nodes.items()
+            node: [
+                wire.Expected(
+                    client=client,
+                    experiment=self.folder.experiment,
+                    server_round=self._round,
+                    num_classes=len(self.classes),
+                    feature_dim=self.config.feature_dim,
+                    max_norm=self.config.max_norm,
+                    shared=self._spec if self.config.share != "none" else {},
+                )
+                for client in group
+            ]
+            for node, group in asked.items()
         }
         return [
-            Message(content, node, kind, ttl=self.config.round_timeout, group_id=str(self._round))
-            for node in nodes.values()
+            Message(
+                wire.address(content, group) if self.workers else content,
+                node,
+                kind,
+                ttl=self.config.round_timeout,
+                group_id=str(self._round),
+            )
+            for node, group in asked.items()
         ]
+
+    def _cost(self, client: str) -> float | None:
+        """Seconds that a client's round is going to take, from those of its architecture; ``None`` before any."""
+        info = self.clients[client]
+        rate = self._rates.get(info.model)
+        return None if rate is None else rate * sum(info.train_counts + info.test_counts)
 
     def _read(
         self, replies: Iterable[Message], read: Callable[[RecordDict, wire.Expected], Reply]
@@ -430,25 +449,32 @@ class PrototypeStrategy(Strategy):
         failures: dict[str, str] = {}
         waiting = dict(self._asked)
         for message in replies:
-            expected = waiting.pop(message.metadata.src_node_id, None)
-            if expected is None:
+            asked = waiting.pop(message.metadata.src_node_id, None)
+            if asked is None:
                 _log.warning(_UNASKED, message.metadata.src_node_id)
                 continue
             try:
-                content = _content(message)
-                good[expected.client] = (
-                    expected.client,
-                    read(content, expected),
-                    wire.serialised_bytes(content),
-                )
+                contents = _parts(message, asked) if self.workers else [_content(message)]
             except WireError as err:
-                failures[expected.client] = str(err)
-        for expected in waiting.values():
+                failures |= {expected.client: str(err) for expected in asked}
+                continue
+            for expected, content in zip(asked, contents, strict=True):
+                try:
+                    _require_success(content)
+                    good[expected.client] = (expected.client, read(content, expected), wire.serialised_bytes(content))
+                except WireError as err:
+                    failures[expected.client] = str(err)
+        for expected in itertools.chain.from_iterable(waiting.values()):
             failures[expected.client] = f"no reply within {self.config.round_timeout:g} s (`round-timeout`)"
         for client in sorted(failures, key=client_order):
             _log.warning("round %d, client %s: %s", self._round, client, failures[client])
             self.folder.record("failure", round=self._round, client=client, reason=failures[client])
         return [good[client] for client in sorted(good, key=client_order)], failures
+
+    def _note_speed(self, client: str, seconds: float) -> None:
+        info = self.clients[client]
+        rate = seconds / max(1, sum(info.train_counts + info.test_counts))
+        self._rates[info.model] = (self._rates.get(info.model, rate) + rate) / 2
 
     def _accuracies(self, good: Sequence[tuple[str, wire.TrainReply, int]]) -> dict[str, LastAccuracy]:
         return {
@@ -463,7 +489,7 @@ class PrototypeStrategy(Strategy):
         server_round, folder = self.state.server_round, self.folder
         rows = 0
         for client, reply, size in good:
-            self._seconds[client] = reply.seconds
+            self._note_speed(client, reply.seconds)
             payload = wire.contribution_bytes(reply.contribution)
             rows += payload
             folder.record(
@@ -529,9 +555,22 @@ def _told(reasons: "collections.Counter[str]") -> str:
 def _content(message: Message) -> RecordDict:
     """Return a reply's content; an error reply is a WireError with the client's own words."""
     if message.has_error():
-        reason = " ".join("".join(c if c.isprintable() else " " for c in str(message.error.reason)).split())
-        raise WireError(f"the client failed: {reason:.1000} (code {message.error.code})")
+        raise WireError(f"the client failed: {_one_line(message.error.reason)} (code {message.error.code})")
     return message.content
+
+
+def _parts(message: Message, asked: Sequence[wire.Expected]) -> list[RecordDict]:
+    """Return the content of each client that one message asked."""
+    return list(wire.split(_content(message), [expected.client for expected in asked]).values())
+
+
+def _require_success(content: RecordDict) -> None:
+    if reason := wire.read_failure(content):
+        raise WireError(f"the client failed: {_one_line(reason)}")
+
+
+def _one_line(reason: object) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in str(reason)).split())[:1000]
 
 
 def _ratio(evaluation: wire.Evaluation) -> float | None:

@@ -13,6 +13,8 @@ from isoproto.errors import FederationError
 # Flower's own grids sleep 0.1 s (simulation) or 3 s (deployment) between looks; a round of the demo takes 2 s. Only the
 # last replies are waited for, though, and a look costs a core that the clients need.
 _SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.01, 0.05, 0.5, 1.05, 4
+# The first look comes after this share of the time that the first reply took in the round before.
+_EARLY = 0.8
 # How Flower's simulation tells that a client's worker is gone, as opposed to a client that failed in it.
 _DEAD_WORKER = re.compile(
     r"<class 'ray\.exceptions\.(Actor(Died|Unavailable)|NodeDied|OutOfMemory|WorkerCrashed)Error'>"
@@ -34,6 +36,7 @@ class PromptGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.window: int | None = None
+        self._first: dict[str, float] = {}  # kind of message -> seconds to its first reply, the last time
 
     def set_run(self, run: object) -> None:  # noqa: D102
         self._grid.set_run(run)  # type: ignore[arg-type]
@@ -68,7 +71,9 @@ class PromptGrid(Grid):
             FederationError: If a worker of the simulation died.
         """
         unsent = collections.deque(messages)
+        kind = unsent[0].metadata.message_type if unsent else ""
         waiting: set[str] = set()
+        sent = time.monotonic()
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
         pause = _SHORT_PAUSE
@@ -76,9 +81,13 @@ class PromptGrid(Grid):
             room = len(unsent) if self.window is None else self.window - len(waiting)
             if unsent and room > 0:
                 waiting |= set(self.push_messages([unsent.popleft() for _ in range(min(room, len(unsent)))]))
+            if not replies:
+                time.sleep(max(0.0, min(sent + _EARLY * self._first.get(kind, 0.0), deadline) - time.monotonic()))
             came = list(self.pull_messages(waiting)) if waiting else []
             for reply in came:
                 _check_worker(reply)
+            if came and not replies:
+                self._first[kind] = time.monotonic() - sent
             replies += came
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             left = deadline - time.monotonic()

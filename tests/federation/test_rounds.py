@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import client_app.app
 from client_app.app import Client
 from client_app.store import ClientStore
 from client_app.training import extract
@@ -24,7 +25,9 @@ def evaluated(run):
 def models(federation, run, clients=4):
     """Return every client's newest model."""
     experiment = run.summary["experiment"]
-    return [ClientStore(federation.folder / "state", experiment, str(client)).load() for client in range(clients)]
+    return [
+        ClientStore(federation.folder / "state", experiment, str(client)).load().tensors for client in range(clients)
+    ]
 
 
 def equal(a, b):
@@ -179,13 +182,36 @@ def test_reported_accuracy_is_that_of_the_saved_model(federation):
     """R029: done again by hand from the saved file."""
     grid = federation.grid()
     run = federation.run(grid, {"rounds": 1})
-    client = Client.of(federation.settings, grid.context(2))
-    model = client.model(run.summary["experiment"], before=2)
+    client = Client.of(federation.settings, grid.context(2).node_config, 0)
+    model, tested = client.model(run.summary["experiment"], before=2)
     right = model.head(extract(model, client.data.test_x)).argmax(1) == client.data.test_y
     (entry,) = [c for c in run.of("evaluation", round=1)[0]["clients"] if c["client"] == "2"]
     assert (entry["correct"], entry["total"]) == (int(right.sum()), len(client.data.test_y))
+    assert (tested.correct, tested.total) == (entry["correct"], entry["total"])
     assert entry["class_correct"] == [int(right[client.data.test_y == c].sum()) for c in range(4)]
     assert entry["class_total"] == [int((client.data.test_y == c).sum()) for c in range(4)]
+
+
+def test_accuracy_before_training_is_measured_again_where_it_is_not_known(federation, monkeypatch):
+    """A model is not what it was when it was saved once weights were put into it; and test data may change."""
+    measured = []
+    real = client_app.app.evaluate_client
+
+    def counted(client, *others, **named):
+        measured.append(client.name)
+        return real(client, *others, **named)
+
+    monkeypatch.setattr(client_app.app, "evaluate_client", counted)
+    settings = {"rounds": 2, "models": "cnn"}
+    counts = {}
+    for strategy in ("fedproto", "fedavg"):
+        run = federation.run(settings={**settings, "strategy": strategy})
+        before = {line["client"]: line["accuracy"]["before"] for line in run.of("client", round=2)}
+        after = {line["client"]: line["accuracy"]["after"] for line in run.of("client", round=1)}
+        counts[strategy] = len(measured), before == after
+        measured.clear()
+    # Evaluations before and after the run, before training (in round 1 alone, or in both), after training.
+    assert counts == {"fedproto": (4 * (2 + 1 + 2), True), "fedavg": (4 * (2 + 2 + 2), False)}
 
 
 # Repeatable

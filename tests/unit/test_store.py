@@ -18,8 +18,8 @@ def model(value):
     return {"w": torch.full((4,), float(value)), "count": torch.tensor(value)}
 
 
-def value(tensors):
-    return None if tensors is None else int(tensors["count"])
+def value(saved):
+    return None if saved is None else int(saved.tensors["count"])
 
 
 def tags(store):
@@ -35,13 +35,28 @@ def test_what_was_saved_is_loaded_bit_for_bit(store):
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3))
     net(torch.rand(4, 1, 8, 8))
     store.save(1, net.state_dict())
-    loaded = store.load(before=2)
+    loaded = store.load(before=2).tensors
     assert loaded.keys() == net.state_dict().keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in net.state_dict().items())
     again = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3))
     again.load_state_dict(loaded)
     x = torch.rand(2, 1, 8, 8)
     assert torch.equal(again.eval()(x), net.eval()(x))
+
+
+def test_a_note_comes_back_with_its_model(store):
+    store.save(1, model(1), "first")
+    store.save(2, model(2))
+    assert [store.load(before=r).note for r in (2, 3)] == ["first", ""]
+
+
+def test_a_model_is_taken_as_it_is_when_its_saving_is_prepared(store):
+    tensors = model(1)
+    write = store.prepare(1, tensors)
+    tensors["count"] += 1
+    assert store.load() is None
+    write()
+    assert value(store.load()) == 1
 
 
 def test_a_round_starts_from_the_newest_model_before_it(store):

@@ -1,0 +1,75 @@
+"""Several clients in one message: what a worker of a simulation answers for, one after the other."""
+
+import pytest
+from flwr.app import ConfigRecord
+
+import client_app.app
+from client_app.store import ClientStore
+from isoproto.errors import StateError
+from tests import fakes
+from tests.fakes import When, altered
+
+
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch):
+    """All nodes answer from one worker, as in a simulation on one core."""
+    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 7)
+
+
+def trained(grid, server_round):
+    """Return the nodes that got a train message."""
+    return [client for kind, number, client in grid.sent if (kind, number) == ("train", server_round)]
+
+
+def test_they_change_nothing_but_the_number_of_messages(federation, plain):
+    grid = federation.grid()
+    run = federation.run(grid)
+    assert run.steady() == plain.steady()
+    # In round 1 nobody knows how long a client takes. Later all four together take less than a message may.
+    assert [len(trained(grid, r)) for r in (1, 2, 3)] == [4, 1, 1]
+
+
+def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
+    train, prepare = client_app.app.train_client, ClientStore.prepare
+
+    def breaks(client, broadcast):
+        if (client.name, broadcast.server_round) == ("1", 2):
+            raise RuntimeError("out of\nmemory")
+        return train(client, broadcast)
+
+    def full():
+        raise StateError("cannot write: no space")
+
+    def fills(self, server_round, tensors, note):
+        return full if (self.client, server_round) == ("2", 2) else prepare(self, server_round, tensors, note)
+
+    monkeypatch.setattr(client_app.app, "train_client", breaks)
+    monkeypatch.setattr(ClientStore, "prepare", fills)
+    run = federation.run()
+    assert run.failures() == {
+        (2, "1"): "the client failed: RuntimeError: out of memory",
+        (2, "2"): "the client failed: StateError: cannot write: no space",
+    }
+    assert run.cohorts() == [["0", "1", "2", "3"], ["0", "3"], ["0", "1", "2", "3"]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reasons"),
+    [
+        (altered(lambda c: c.pop("2/config")), {"2": r"no ConfigRecord 'config' in the message"}),
+        (altered(lambda c: c["3/config"].update({"round": 1})), {"3": "config 'round': expected 2, got 1"}),
+        (altered(lambda c: c["1/config"].update({"client": "0"})), {"1": "config 'client': expected '1', got '0'"}),
+        (
+            altered(lambda c: c.update({"9/config": ConfigRecord()})),
+            dict.fromkeys("0123", "unexpected records '9/config'"),
+        ),
+        (fakes.raising("MemoryError"), dict.fromkeys("0123", "the client failed: MemoryError")),
+        (fakes.dropped, dict.fromkeys("0123", "no reply within 0.5 s")),
+    ],
+)
+def test_a_bad_part_is_one_failed_client_and_a_bad_message_all_of_them(federation, fault, reasons):
+    run = federation.run(federation.grid((fault, When("train", [2]))), {"round-timeout": 0.5})
+    failures = run.failures()
+    assert set(failures) == {(2, client) for client in reasons}
+    assert all(reason in failures[2, client] for client, reason in reasons.items())
+    assert len(run.cohorts()[2]) == 4
