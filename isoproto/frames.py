@@ -440,7 +440,7 @@ def embed(gram: Tensor, present: Tensor, width: int, *, onto: Tensor | None = No
             f"embed: the relations of {int(present.sum())} classes have no eigenvalues ({err}); keep last round's "
             f"frame, and look for a client whose prototypes are not finite or grow without bound"
         ) from err
-    cut = float(_ratio(values.clamp(max=0).sum().neg(), values.abs().sum()))
+    cut = float(_ratio(values.clamp(max=0).abs().sum(), values.abs().sum()))
     size = min(width, len(values))
     vectors = axes.flip(1)[:, :size] * values.flip(0)[:size].clamp(min=0).sqrt()
     vectors = _standardised(vectors, present)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.losses.base import SMALL
 from isoproto.precision import full_precision, outside_autocast
+
+TINY = 1e-6  # length up to which a vector is taken for zero: it has no direction, and its gradient would be huge
 
 MarginNorm = Literal["literal", "present"]
 Form = Literal["paper", "paper_mean", "normalised", "normalised_mean"]
@@ -152,17 +153,14 @@ class Anchors:
 
     Attributes:
         rows: Directions over temperature, shape ``[C', d]``; C' is C, or C + 1 with an additive margin.
-        offsets: What is added to the logits of a sample, by its class, shape ``[C, C']``.
-        means: Shape ``[C, d]``, of length 1 if ``normalised``.
-        present: Classes that have anchors, shape ``[C]``, in the precision of the comparison, 1 or 0.
+        table: By class: what is added to the logits ``[C']``, the one-hot vector ``[C']``, the mean ``[d]`` and
+            whether there is one ``[1]``. One gather for all of them is faster than four.
         normalised: Whether HPAL compares directions.
         factor: Of HPAL, 1 or 1 / d.
     """
 
     rows: Tensor
-    offsets: Tensor
-    means: Tensor
-    present: Tensor
+    table: Tensor
     normalised: bool
     factor: float
 
@@ -185,10 +183,11 @@ class Anchors:
             >>> anchors(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
             tensor([0.3133, 0.5000])
         """
-        directions, means = full_precision(directions), full_precision(means)
-        rows, offsets = _contrast(directions, present, temperature, margin, additive)
-        means, normalised, factor = _pull(means, present, form)
-        return cls(rows, offsets, means, present.to(rows.dtype), normalised, factor)
+        rows, offsets = _contrast(full_precision(directions), present, temperature, margin, additive)
+        means, normalised, factor = _pull(full_precision(means), present, form)
+        held = present.to(rows.dtype).unsqueeze(1)
+        hot = torch.eye(*offsets.shape, dtype=rows.dtype, device=rows.device)
+        return cls(rows, torch.cat([offsets, hot, means, held], 1), normalised, factor)
 
     @outside_autocast
     def __call__(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -196,30 +195,32 @@ class Anchors:
 
         The gradient is written out: autograd's own bookkeeping for two dozen small operations costs more.
         """
-        _check_width(features, self.means)
+        _check_width(features, self.rows)
         x = features.to(self.rows.dtype)
         with torch.no_grad():
-            share = self.present[labels]
-            share = (share / share.sum().clamp(min=1)).unsqueeze(1)  # [B, 1]
+            sizes = [len(self.rows), len(self.rows), x.shape[1], 1]
+            offsets, hot, means, share = self.table.index_select(0, labels).split(sizes, 1)
+            share = share / share.sum().clamp(min=1)  # [B, 1]
             inverse = _inverse_length(x)
             unit = x * inverse
-            similarity = unit @ self.rows.T  # [B, C'], over the temperature
-            logs = functional.log_softmax(similarity + self.offsets[labels], 1)
-            index = labels.unsqueeze(1)
-            residual = logs.exp().scatter_add_(1, index, torch.full_like(inverse, -1)) * share
-            contrast = residual @ self.rows
-            # Normalising takes away what points along the feature.
-            contrast = torch.addcmul(contrast, unit, (residual * similarity).sum(1, True), value=-1) * inverse
-            difference = (unit if self.normalised else x) - self.means[labels]
+            logs = functional.log_softmax(torch.addmm(offsets, unit, self.rows.T), 1)  # [B, C']
+            contrast = ((logs.exp() - hot) * share) @ self.rows
+            difference = (unit if self.normalised else x) - means
             clipped = difference.clamp(-1, 1)
             pull = clipped * (share * self.factor)
-            value = torch.stack(
-                [-(logs.gather(1, index) * share).sum(), (pull * torch.add(difference, clipped, alpha=-0.5)).sum()]
-            )
+            losses = functional.nll_loss(logs, labels, reduction="none")
+            halfway = torch.add(difference, clipped, alpha=-0.5)
+            value = torch.stack([torch.dot(share.flatten(), losses), torch.dot(pull.flatten(), halfway.flatten())])
             if self.normalised:
-                pull = torch.addcmul(pull, unit, (pull * unit).sum(1, True), value=-1) * inverse
-            gradient = torch.stack([contrast, pull]).flatten(1)
-        return torch.addmv(value, gradient, (x - x.detach()).flatten())
+                gradient = _tangential(torch.stack([contrast, pull]), unit) * inverse
+            else:
+                gradient = torch.stack([_tangential(contrast, unit) * inverse, pull])
+        return torch.addmv(value, gradient.flatten(1), (x - x.detach()).flatten())
+
+
+def _tangential(gradient: Tensor, unit: Tensor) -> Tensor:
+    """What normalising leaves of a gradient ``[..., B, d]``: the part across the rows ``unit`` ``[B, d]``."""
+    return torch.addcmul(gradient, unit, (gradient * unit).sum(-1, keepdim=True), value=-1)
 
 
 def _contrast(
@@ -258,10 +259,8 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _inverse_length(x: Tensor) -> Tensor:
-    """One over the length of each row ``[n, 1]``; 0 for rows that are tiny beside the others."""
-    energy = x.square().sum(1, keepdim=True)
-    keep = energy > SMALL**2 * energy.mean()
-    return torch.where(keep, energy, 1).rsqrt() * keep
+    """One over the length of each row ``[n, 1]``; 0 for rows of no length."""
+    return functional.threshold(torch.linalg.vector_norm(x, dim=1, keepdim=True), TINY, torch.inf).reciprocal()
 
 
 def _shares(labels: Tensor, present: Tensor, dtype: torch.dtype) -> Tensor:
