@@ -327,13 +327,12 @@ def test_relations_without_spread_shrink_to_the_simplex():
 
 
 def test_shrunk_dissimilarities_keep_their_mean():
-    present = mask(0, 1, 3, size=4)
-    got = shrink_dissimilarities(squares(randn(4, 3)), 1.0, present)
+    distances, present = squares(randn(4, 3)), mask(0, 1, 3, size=4)
     pairs = present.unsqueeze(1) & present & ~torch.eye(4, dtype=torch.bool)
-    torch.testing.assert_close(got[pairs], squares(randn(4, 3))[pairs].mean().expand(6))
-    assert not got[~pairs].any()
-    torch.testing.assert_close(shrink_dissimilarities(squares(randn(4, 3)), 0.0, present)[pairs],
-                               squares(randn(4, 3))[pairs])  # fmt: skip
+    constant = shrink_dissimilarities(distances, 1.0, present)
+    torch.testing.assert_close(constant[pairs], distances[pairs].mean().expand(6))
+    assert not constant[~pairs].any()
+    torch.testing.assert_close(shrink_dissimilarities(distances, 0.0, present)[pairs], distances[pairs])
 
 
 # Embedding
