@@ -7,6 +7,7 @@
     + SchemaMismatch  - sender and receiver speak different schema versions
   x StateError        - a checkpoint, run folder or client store cannot be used
   x DivergenceError   - local training left the finite numbers
+  x FrameError        - the relations between classes give no common frame this round
   x FederationError   - a run cannot go on: too few nodes, or nobody answers
 
 Every message stands alone: it says what, which client, what was wanted, what came, and what to do.
@@ -40,6 +41,10 @@ class StateError(IsoprotoError, RuntimeError):
 
 class DivergenceError(IsoprotoError, ArithmeticError):
     """Local training left the finite numbers."""
+
+
+class FrameError(IsoprotoError, ArithmeticError):
+    """The relations between classes give no common frame this round; last round's still serves."""
 
 
 class FederationError(IsoprotoError, RuntimeError):
