@@ -1,0 +1,103 @@
+"""Seconds of one round of gradient matching over those of double differentiation, one class after the other.
+
+Reference work (design.md 7): C = 100 classes, I = 5 hyper-prototypes each, d = 512, M = 30 steps, float64, random
+head and gradients. The reference is the paper's equations in plain torch with the same threads, in float64 too (which
+is its faster precision here), and must give the same vectors. Beside it, how the time grows with C and with Adam.
+
+    python benchmarks/speed/server_step.py [--repeats 5] [--force]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from machine import require_idle, write_results
+from torch import Tensor
+from torch.nn import functional
+
+from isoproto.hyperproto import match_gradients
+
+CLASSES, PER_CLASS, WIDTH, STEPS, TARGET = 100, 5, 512, 30, 50.0
+SCALING = (50, 100, 200, 400)
+
+
+def make_problem(classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Vectors, weight, bias, gradients, present."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(classes, PER_CLASS, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.randn(classes, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
+    gradients = torch.randn(classes, WIDTH, generator=generator, dtype=torch.float64)
+    return vectors, weight, torch.zeros(classes).double(), gradients, torch.ones(classes, dtype=torch.bool)
+
+
+def class_by_class(vectors: Tensor, weight: Tensor, bias: Tensor, gradients: Tensor, present: Tensor) -> Tensor:
+    """Eqs. (7) to (9) of FedHPro as one would write them down."""
+    moved = []
+    for c in range(len(vectors)):
+        s, labels = vectors[c].clone().requires_grad_(), torch.full((PER_CLASS,), c)
+        optimizer = torch.optim.SGD([s], lr=0.1)
+        for _ in range(STEPS):
+            loss = functional.cross_entropy(functional.linear(s, weight, bias), labels, reduction="sum")
+            (single,) = torch.autograd.grad(loss, s, create_graph=True)
+            distance = 1 - functional.cosine_similarity(single.mean(0), gradients[c], dim=0)
+            optimizer.zero_grad()
+            distance.backward()
+            optimizer.step()
+        moved.append(s.detach())
+    return torch.stack(moved)
+
+
+def seconds(function: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a call, after one that warms up."""
+    function()
+    measured = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        measured.append(time.perf_counter() - began)
+    return statistics.median(measured)
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/server_step.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    problem = make_problem(CLASSES)
+    torch.testing.assert_close(match_gradients(*problem, steps=STEPS).vectors, class_by_class(*problem))
+    reference = seconds(lambda: class_by_class(*problem), arguments.repeats)
+    scaling: dict[str, dict[str, float]] = {}
+    for classes in SCALING:
+        sized = make_problem(classes)
+        scaling[f"C = {classes}"] = {
+            optimizer: seconds(
+                lambda sized=sized, optimizer=optimizer: match_gradients(*sized, steps=STEPS, optimizer=optimizer),
+                arguments.repeats,
+            )
+            for optimizer in ("sgd", "adam")
+        }
+    figure = scaling[f"C = {CLASSES}"]["sgd"]
+    print(f"{figure * 1e3:.1f} ms; class by class {reference:.2f} s, {reference / figure:.0f} times as long")
+    for name, measured in scaling.items():
+        print(name, {key: f"{value * 1e3:.1f} ms" for key, value in measured.items()})
+    results: dict[str, Any] = {
+        "unit": "s per round",
+        "threads": torch.get_num_threads(),
+        "figure": figure,
+        "reference": reference,
+        "ratio": reference / figure,
+        "target": TARGET,
+        "scaling": scaling,
+    }
+    if not arguments.force:
+        command = f"python benchmarks/speed/server_step.py --repeats {arguments.repeats}"
+        print("wrote", write_results("server_step", {"command": command, **results}))
+
+
+if __name__ == "__main__":
+    main()

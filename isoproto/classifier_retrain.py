@@ -1,0 +1,136 @@
+"""A classifier made on the server from the clients' classifier gradients, for long-tailed data.
+
+The released code of FedHPro does this every round and overwrites the averaged classifier with the result; the paper
+does not mention it. Per class a few *meta features* are fitted so that the classifier's gradient on them points as on
+real features; then a fresh linear classifier is trained on equally many meta features of every class, which is what
+balances a long tail. Decided here, since nothing is known of it: the loss is the sum over the rows of the weight and
+the bias as one more row; features are drawn from N(0, 1) once and kept between rounds; a class that never had a
+gradient is left out of the training.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from isoproto.feature_gradients import cross_entropy_residuals
+from isoproto.hyperproto import TINY
+from isoproto.precision import full_precision
+
+
+def fit_meta_features(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    weight_gradients: Tensor,
+    bias_gradients: Tensor,
+    present: Tensor,
+    *,
+    steps: int = 100,
+    learning_rate: float = 0.1,
+) -> Tensor:
+    r"""Move each class's meta features so that they produce the wanted classifier gradients.
+
+    .. math::
+        A^c = \frac{1}{m} \sum_j r_j f_j^T, \qquad a^c = \frac{1}{m} \sum_j r_j, \qquad
+        r_j = \mathrm{softmax}(W f_j + b) - e_c
+
+    are the gradients of the mean cross-entropy of class c with respect to W and b. Plain SGD lowers, for every
+    present class, the sum over the rows of A and over a of one minus the cosine with the row wanted.
+
+    Args:
+        features: Meta features to start from, shape ``[C, m, d]``; ``initial_vectors`` in the first round, the last
+            result later.
+        weight: W of the classifier through which the gradients were taken, shape ``[C, d]``.
+        bias: b, shape ``[C]``.
+        weight_gradients: For each class the wanted A, shape ``[C, C, d]``. Rows shorter than 1e-12 are left out.
+        bias_gradients: For each class the wanted a, shape ``[C, C]``.
+        present: Classes that have gradients, shape ``[C]``, bool; the others are never read and keep their features,
+            as do classes whose gradients are not finite.
+        steps: Number of steps, >= 0.
+        learning_rate: Step size.
+
+    Returns:
+        Meta features, shape ``[C, m, d]``, in the dtype they came in; computed in float64.
+
+    Example:
+        With a zero head the gradient of class 0 is that of its mean feature, (-f / 2, f / 2), whatever its length:
+
+        >>> features, zero = torch.tensor([[[1.0, 1.0]], [[1.0, 0.0]]]), torch.zeros(2, 2)
+        >>> wanted = torch.tensor([[[0.0, -1.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
+        >>> fit_meta_features(features, zero, zero[0], wanted, zero, torch.tensor([True, False])).round(decimals=1)
+        tensor([[[0.0000, 1.4000]],
+        <BLANKLINE>
+                [[1.0000, 0.0000]]])
+    """
+    weight, bias = weight.double(), bias.double()
+    wanted = weight_gradients.double(), bias_gradients.double()
+    usable = present & wanted[0].isfinite().flatten(1).all(1) & wanted[1].isfinite().all(1)
+    wanted = torch.where(usable.view(-1, 1, 1), wanted[0], 0), torch.where(usable.view(-1, 1), wanted[1], 0)
+    labels = torch.arange(len(features), device=features.device).unsqueeze(1).expand(features.shape[:2])
+    moved = features.detach().double().clone().requires_grad_()
+    stepper = torch.optim.SGD([moved], lr=learning_rate)
+    for _ in range(steps):
+        with torch.enable_grad():
+            residuals = cross_entropy_residuals(moved @ weight.T + bias, labels) / features.shape[1]  # [C, m, C]
+            loss = _row_distance(residuals.mT @ moved, wanted[0]) + _row_distance(residuals.sum(1), wanted[1])
+            (moved.grad,) = torch.autograd.grad(loss, moved)
+        stepper.step()
+    moved = moved.detach()
+    fitted = usable & moved.isfinite().flatten(1).all(1)
+    return torch.where(fitted.view(-1, 1, 1), moved.to(features.dtype), features)
+
+
+def _row_distance(produced: Tensor, wanted: Tensor) -> Tensor:
+    """Sum over all rows (the last axis) of one minus their cosine; rows without a direction are left out."""
+    lengths = produced.norm(dim=-1), wanted.norm(dim=-1)
+    directed = (lengths[0] >= TINY) & (lengths[1] >= TINY)
+    cosine = (produced * wanted).sum(-1) / (lengths[0].clamp(min=TINY) * lengths[1].clamp(min=TINY))
+    return torch.where(directed, 1 - cosine, 0).sum()
+
+
+@torch.no_grad()
+def train_classifier(
+    features: Tensor,
+    known: Tensor,
+    *,
+    generator: torch.Generator,
+    epochs: int = 100,
+    batch_size: int = 50,
+    learning_rate: float = 0.01,
+) -> tuple[Tensor, Tensor]:
+    r"""Train a fresh linear classifier on meta features by cross-entropy and plain SGD.
+
+    Args:
+        features: Shape ``[C, m, d]``.
+        known: Classes whose features were fitted in this round or before, shape ``[C]``, bool. The others are never
+            read; their rows of the classifier start at random like all and are only pushed away.
+        generator: Draws the start (uniform within :math:`1 / \sqrt d`, as ``nn.Linear``) and the order of samples.
+        epochs: Passes over all features.
+        batch_size: Features per step.
+        learning_rate: Step size.
+
+    Returns:
+        ``(weight [C, d], bias [C])``, float32 (float64 if ``features`` are).
+
+    Example:
+        >>> features = torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> weight, bias = train_classifier(features, torch.tensor([True, True]), generator=generator)
+        >>> (features.squeeze(1) @ weight.T + bias).argmax(1)
+        tensor([0, 1])
+    """
+    classes, per_class, width = features.shape
+    x = full_precision(features[known]).flatten(0, 1)
+    y = known.nonzero().repeat_interleave(per_class)
+    bound = 1 / math.sqrt(width)
+    weight = torch.empty(classes, width).uniform_(-bound, bound, generator=generator).to(x)
+    bias = torch.empty(classes).uniform_(-bound, bound, generator=generator).to(x)
+    for _ in range(epochs):
+        for index in torch.randperm(len(y), generator=generator).to(y).split(batch_size):
+            residuals = cross_entropy_residuals(x[index] @ weight.T + bias, y[index]) / len(index)
+            weight -= learning_rate * residuals.T @ x[index]
+            bias -= learning_rate * residuals.sum(0)
+    return weight, bias
