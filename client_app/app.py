@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -19,7 +19,17 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from client_app.store import ClientStore
-from client_app.training import Alignment, LocalSettings, Statistics, count_correct, extract, train, wide
+from client_app.training import (
+    Alignment,
+    Anchoring,
+    LocalSettings,
+    Statistics,
+    count_correct,
+    extract,
+    train,
+    wide,
+)
+from client_app.view import Own, View, needs_own
 from isoproto import paths, wire
 from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
@@ -33,6 +43,7 @@ from isoproto.data import (
     split_clients,
 )
 from isoproto.errors import ConfigError, DivergenceError, StateError
+from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution
@@ -50,6 +61,24 @@ _log = logging.getLogger("isoproto")
 _NODE_SETTINGS = ("data", "data-dir", "device", "state-dir", "batch-size")
 # What the server may ask to be shared, by prefix of the tensor's name.
 _SHARED_PREFIX = {"none": None, "head": "head.", "base": "base.", "model": ""}
+
+
+# Names under which a model's own class means lie beside its tensors; no module of a model has them.
+_OWN = ("own:means", "own:counts", "own:scatter")
+
+
+class Opened(NamedTuple):
+    """A client's model, and what was saved with it and is true of this very model.
+
+    Attributes:
+        model: The model.
+        tested: Its accuracy on the test data, or ``None``.
+        own: Its class means of the training data, or ``None``.
+    """
+
+    model: FeatureModel
+    tested: wire.Evaluation | None
+    own: Own | None
 
 
 @dataclass(frozen=True)
@@ -107,11 +136,8 @@ class Client:
         """Return the store of its own model in an experiment."""
         return ClientStore(paths.state_dir(self.config.state_dir), experiment, self.name)
 
-    def model(self, experiment: str, before: int) -> tuple[FeatureModel, wire.Evaluation | None]:
-        """Return its model as it was when ``before`` began: saved, or initialised from the seed.
-
-        Beside it comes the accuracy that this very model had on the test data, if it was saved with it.
-        """
+    def model(self, experiment: str, before: int) -> "Opened":
+        """Return its model as it was when ``before`` began: saved, or initialised from the seed."""
         saved = self.store(experiment).load(before)
         tested = self._tested(saved.note) if saved else None
         if saved is None and self.config.init_from:
@@ -125,9 +151,11 @@ class Client:
         if saved is None:
             owner = self.architecture if self.config.init == "per-architecture" else self.name
             seed = derive(self.config.seed, "model", owner)
-            return create_model(self.architecture, self.spec, seed).to(self.device), None
+            return Opened(create_model(self.architecture, self.spec, seed).to(self.device), None, None)
         model, state = _skeleton(self.architecture, self.spec, self.device)
-        expected, found = wire.tensor_spec(state), wire.tensor_spec(saved.tensors)
+        tensors = dict(saved.tensors)
+        means, counts, scatter = (tensors.pop(name, None) for name in _OWN)
+        expected, found = wire.tensor_spec(state), wire.tensor_spec(tensors)
         if expected != found:
             differing = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
             raise ConfigError(
@@ -136,8 +164,11 @@ class Client:
             )
         with torch.no_grad():
             for name, tensor in state.items():
-                tensor.copy_(saved.tensors[name])
-        return model, tested
+                tensor.copy_(tensors[name])
+        own = None
+        if means is not None and counts is not None and scatter is not None:
+            own = Own(means, counts, float(scatter))
+        return Opened(model, tested, own)
 
     def note(self, tested: wire.Evaluation) -> str:
         """Return what is saved with a model: its accuracy, and on what data."""
@@ -260,22 +291,41 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
         StateError: If its model cannot be read.
     """
     started = time.perf_counter()
-    model, before = client.model(broadcast.experiment, before=broadcast.server_round)
+    config, data = client.config, client.data
+    model, before, own = client.model(broadcast.experiment, before=broadcast.server_round)
     client.install(model, broadcast.shared)
-    if before is None or broadcast.shared:
-        before = evaluate_client(client, model, broadcast)[0]
-    losses, running = _train(client, model, broadcast)
+    if broadcast.shared:  # the model is another than the one that was saved
+        before = own = None
+    if own is None and needs_own(config):
+        own = own_statistics(client, measure(client, model))
+    view = View(config, client.name, broadcast, own)
+    if before is None:
+        before = evaluate_client(client, model, view)
+    gradients = None
+    if config.hyper__grad_point == "before-training":
+        gradients = feature_gradients(client, model, view, extract(model, data.train_x))
+    losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
-    after, statistics = evaluate_client(client, model, broadcast, with_statistics=running is None)
-    finish = client.store(broadcast.experiment).prepare(broadcast.server_round, model.state_dict(), client.note(after))
-    statistics = running or statistics
+    features = extract(model, data.train_x) if running is None or config.prototypes == "hyper" else None
+    statistics = running or measure(client, model, features)
+    own = own_statistics(client, statistics)
+    after = evaluate_client(client, model, dataclasses.replace(view, own=own))
+    if features is not None and config.hyper__grad_point == "after-training":
+        # Features have moved, and so has their map into the server's frame.
+        gradients = feature_gradients(client, model, dataclasses.replace(view, own=own), features)
+    contribution = _contribution(statistics, client)
+    state = dict(model.state_dict())
+    if own is not None and needs_own(config):
+        state |= dict(zip(_OWN, (own.means, own.counts, torch.tensor(own.scatter)), strict=True))
+    finish = client.store(broadcast.experiment).prepare(broadcast.server_round, state, client.note(after))
     reply = wire.TrainReply(
-        contribution=_contribution(statistics, client),
+        contribution=contribution,
         scatter=statistics.scatter() if statistics else 0.0,
         losses=losses,
         before=before,
         after=after,
         seconds=time.perf_counter() - started,
+        gradients=None if gradients is None else gradients[contribution.class_ids],
         shared=client.shared(model),
     )
     return wire.write_train_reply(reply, broadcast, client.name), finish
@@ -283,33 +333,81 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
 
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     """Evaluate the client's own model as it stands after the round."""
-    model, _ = client.model(broadcast.experiment, before=broadcast.server_round + 1)
+    model, _, own = client.model(broadcast.experiment, before=broadcast.server_round + 1)
     client.install(model, broadcast.shared)
-    evaluation = evaluate_client(client, model, broadcast)[0]
+    evaluation = evaluate_client(client, model, View(client.config, client.name, broadcast, own))
     return wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None
 
 
-def evaluate_client(
-    client: Client, model: FeatureModel, broadcast: wire.Broadcast, *, with_statistics: bool = False
-) -> tuple[wire.Evaluation, Statistics | None]:
-    """Test the model by its head and by the nearest global prototype; measure its train features if asked."""
+def evaluate_client(client: Client, model: FeatureModel, view: View) -> wire.Evaluation:
+    """Test the model by its head, and by the nearest global prototype as the client sees it."""
     data, device = client.data, client.device
     features = extract(model, data.test_x)
-    prototypes, present = broadcast.prototypes, broadcast.present
+    prototypes, present = view.prototypes() or (None, None)
     if prototypes is not None and present is not None:
         prototypes, present = prototypes.to(device), present.to(device)
     right, by_prototype = count_correct(model, features, data.test_y, prototypes, present)
-    evaluation = wire.Evaluation(
+    return wire.Evaluation(
         correct=int(right.sum()),
         total=len(data.test_y),
         correct_prototype=by_prototype,
         class_correct=tuple(class_counts(data.test_y[right.cpu()], client.num_classes).tolist()),
         class_total=tuple(class_counts(data.test_y, client.num_classes).tolist()),
     )
-    if not with_statistics or not len(data.train_y):
-        return evaluation, None
-    trained = extract(model, data.train_x)
-    return evaluation, Statistics.of(trained, data.train_y.to(device), client.num_classes)
+
+
+def measure(client: Client, model: FeatureModel, features: Tensor | None = None) -> Statistics | None:
+    """Return class statistics of the training features, by a pass in eval mode; ``None`` without training data."""
+    if not len(client.data.train_y):
+        return None
+    features = extract(model, client.data.train_x) if features is None else features
+    return Statistics.of(features, client.data.train_y.to(features.device), client.num_classes)
+
+
+def own_statistics(client: Client, statistics: Statistics | None) -> Own | None:
+    """Return the same as the client keeps it; ``None`` without training data."""
+    if statistics is None:
+        return None
+    counts = torch.from_numpy(class_counts(client.data.train_y, client.num_classes))
+    return Own(statistics.sums.mean().cpu(), counts, statistics.scatter())
+
+
+def feature_gradients(client: Client, model: FeatureModel, view: View, features: Tensor) -> Tensor | None:
+    """Return the mean feature gradient of each class, ``[C, d]``, in the server's frame, if the run asks for it.
+
+    ``None`` also for a client that has no map into that frame yet, and before the server has a head.
+    """
+    config = client.config
+    if config.prototypes != "hyper" or not float(config.hyper__learning_rate) or not len(features):
+        return None
+    labels = client.data.train_y
+    if config.hyper__grad_samples:
+        generator = torch_generator(config.seed, "gradients", view.broadcast.server_round, client.name)
+        index = _some_of_each(labels, config.hyper__grad_samples, generator)
+        features, labels = features[index.to(features.device)], labels[index]
+    labels = labels.to(features.device)
+    head: tuple[Tensor, Tensor]
+    if config.hyper__head == "shared":
+        head = model.head.weight, model.head.bias
+    elif (sent := view.head()) is not None:
+        head = sent[0].to(features.device), sent[1].to(features.device)
+    else:
+        return None
+    if config.frame != "shared":
+        there = view.map()
+        if there is None:
+            return None
+        features = there.forward(features)
+    with torch.no_grad():
+        return linear_gradients(features, labels, *head).mean().cpu()
+
+
+def _some_of_each(labels: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Return the indices of at most so many samples of each class, drawn at random."""
+    order = torch.randperm(len(labels), generator=generator)
+    sorted_labels, position = labels[order].sort(stable=True)
+    start = torch.searchsorted(sorted_labels, sorted_labels)
+    return order[position[torch.arange(len(labels)) - start < most]]
 
 
 def choose_device(name: str) -> torch.device:
@@ -338,16 +436,14 @@ def _open(message: Message, node_config: Mapping[str, Any], node_id: int) -> tup
     return client, broadcast
 
 
-def _train(
-    client: Client, model: FeatureModel, broadcast: wire.Broadcast
-) -> tuple[dict[str, float], Statistics | None]:
+def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, float], Statistics | None]:
     if not len(client.data.train_y):
         return {}, None
     config = client.config
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(LocalSettings)}
-    generator = torch_generator(config.seed, "batches", broadcast.server_round, client.name)
-    alignment = _alignment(config, broadcast, client.device)
-    return train(model, client.data, LocalSettings(**fields), alignment, generator)
+    generator = torch_generator(config.seed, "batches", view.broadcast.server_round, client.name)
+    alignment, anchoring = _alignment(view, client.device), _anchoring(view, client)
+    return train(model, client.data, LocalSettings(**fields), alignment, generator, anchoring)
 
 
 def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
@@ -366,18 +462,40 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
         )
 
 
-def _alignment(config: RunConfig, broadcast: wire.Broadcast, device: torch.device) -> Alignment | None:
-    if config.alignment == "none" or broadcast.prototypes is None or broadcast.present is None:
+def _alignment(view: View, device: torch.device) -> Alignment | None:
+    config, relations = view.config, view.relations()
+    if not config.structural:
         return None
-    loss, present = LOSSES[config.alignment], broadcast.present.to(device)
-    target = loss.target(broadcast.prototypes.to(device), present)
+    loss = LOSSES[config.structural]
+    if relations is not None and loss.relations is not None:
+        present = relations.any(dim=1)
+        target = loss.relations(relations, present)
+    elif (seen := view.prototypes()) is not None:
+        prototypes, present = seen
+        target = loss.target(prototypes, present)
+    else:
+        return None
     return Alignment(
         loss=loss,
-        target=target,
-        present=present,
+        target=target.to(device),
+        present=present.to(device),
         lambda_=float(config.lambda_),
         gamma=float(config.gamma),
         missing="self" if config.missing == "self" else "mask",
+    )
+
+
+def _anchoring(view: View, client: Client) -> Anchoring | None:
+    config = view.config
+    anchors = view.anchors(client.num_classes, client.spec.feature_dim)
+    if anchors is None:
+        return None
+    return Anchoring(
+        anchors=dataclasses.replace(
+            anchors, rows=anchors.rows.to(client.device), table=anchors.table.to(client.device)
+        ),
+        pcl=float(config.hyper__pcl) if "hpcl" in config.anchored else 0.0,
+        pal=float(config.hyper__pal) if "hpal" in config.anchored else 0.0,
     )
 
 

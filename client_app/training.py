@@ -12,6 +12,7 @@ from torch.nn import functional
 from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
+from isoproto.losses.hyper import Anchors
 from models import FeatureModel
 
 # Numbers per forward pass without gradients. On a CPU the feature maps of more fall out of the cache: 300 pictures
@@ -51,6 +52,21 @@ class Alignment:
     lambda_: float
     gamma: float
     missing: Literal["mask", "self"] = "mask"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchoring:
+    """What HPCL and HPAL pull a client's features to in a round, and how much.
+
+    Attributes:
+        anchors: Both losses.
+        pcl: Weight of HPCL.
+        pal: Weight of HPAL.
+    """
+
+    anchors: Anchors
+    pcl: float
+    pal: float
 
 
 def wide(tensor: Tensor) -> torch.dtype:
@@ -121,13 +137,14 @@ def train(
     settings: LocalSettings,
     alignment: Alignment | None,
     generator: torch.Generator,
+    anchoring: Anchoring | None = None,
 ) -> tuple[dict[str, float], Statistics | None]:
     r"""Train for some local epochs.
 
     .. math::
-        L = CE(h(z), y) + \lambda L_{proto} + \gamma L_{inst}
+        L = CE(h(z), y) + \lambda L_{proto} + \gamma L_{inst} + w_{pcl} HPCL + w_{pal} HPAL
 
-    Reference: FedSAF, Eq. 19. Without global prototypes ``alignment`` is ``None`` and the loss is CE alone.
+    Reference: FedSAF, Eq. 19; FedHPro, Eq. 15. Without anything global the loss is CE alone.
 
     Args:
         model: Trained in place; on the device that the data are moved to.
@@ -135,6 +152,7 @@ def train(
         settings: Epochs, batches, optimiser.
         alignment: What to align to.
         generator: Source of the batch order.
+        anchoring: What to pull to.
 
     Returns:
         Mean loss terms of the last epoch, and running class statistics of its features if
@@ -146,8 +164,9 @@ def train(
     model.train(samples > 1)
     optimizer = make_optimizer(model, settings)
     weights = torch.tensor([alignment.lambda_, alignment.gamma] if alignment else [0.0, 0.0], device=device)
-    unaligned = torch.zeros(2, device=device)
-    totals = torch.zeros(4, device=device)
+    pulls = torch.tensor([anchoring.pcl, anchoring.pal] if anchoring else [0.0, 0.0], device=device)
+    nothing = torch.zeros(2, device=device)
+    totals = torch.zeros(6, device=device)
     running: Statistics | None = None
     for epoch in range(settings.epochs):
         last = epoch == settings.epochs - 1
@@ -156,20 +175,25 @@ def train(
         for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
             features = model.features(to_float(data.train_x[index].to(device)))
             loss = cross_entropy = functional.cross_entropy(model.head(features), y)
-            terms = unaligned
+            terms = drawn = nothing
             if goal is not None:
                 terms = goal(features)
-                loss = cross_entropy + terms @ weights
+                loss = loss + terms @ weights
+            if anchoring is not None:
+                drawn = anchoring.anchors(features, y)
+                loss = loss + drawn @ pulls
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             if last:
-                totals += torch.cat([cross_entropy.detach().view(1), terms.detach(), loss.detach().view(1)]) * len(y)
+                parts = cross_entropy.detach().view(1), terms.detach(), drawn.detach(), loss.detach().view(1)
+                totals += torch.cat(parts) * len(y)
             if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
                 seen = Statistics.of(features.detach(), y, len(data.classes))
                 running = seen if running is None else running + seen
     means = (totals / samples).tolist()
-    return dict(zip(("cross-entropy", "prototype", "instance", "total"), means, strict=True)), running
+    names = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
+    return dict(zip(names, means, strict=True)), running
 
 
 def _goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:

@@ -2,8 +2,8 @@
 
 Flower hands over ``dict[str, bool | int | float | str]`` (no lists, no ``None``), so a list travels as text
 and "whatever the strategy says" is the word ``auto``. Keys are the field names in kebab-case (``lambda_`` is
-``lambda``). Every default here stands in ``pyproject.toml`` too, since Flower refuses to override a key that
-is not listed there; a test compares the two.
+``lambda``, ``hyper__size`` is ``hyper.size``). Every default here stands in ``pyproject.toml`` too, since
+Flower refuses to override a key that is not listed there; a test compares the two.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from isoproto.errors import ConfigError
 
 Scalar = bool | int | float | str
 AUTO = "auto"
+ANCHOR_TERMS = ("hpcl", "hpal")
 # How Flower finds the pairs in an override. What lies between them it passes over without a word.
 _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
@@ -63,7 +64,8 @@ class RunConfig:
     Attributes:
         strategy: Name in ``STRATEGIES``; a point on the three axes below and what is special to a method.
         prototypes: Construction of global prototypes; ``auto`` is the strategy's own.
-        alignment: Alignment loss on the client, a name in ``LOSSES`` or ``none``; ``auto`` as above.
+        alignment: Alignment terms on the client, joined by ``+``: at most one name in ``LOSSES``, ``hpcl``, ``hpal``;
+            or ``none``; ``auto`` as above.
         share: Which weights travel besides; ``auto`` as above.
         lambda_: Weight of the prototype-level term, dimensionless; ``auto`` is the default of the alignment.
         gamma: Weight of the instance-level term, likewise.
@@ -73,6 +75,11 @@ class RunConfig:
             or running means in train mode over the ``last-epoch`` or ``all-epochs``.
         proto_weight: Weight of a client's prototype in the global one: its samples of the class, 1
             (``uniform``), or all its samples.
+        frame: Where prototypes of different clients meet: their coordinates as they are (``shared``, the papers);
+            each client's mapped onto common ones (``procrustes``); points made of the clients' averaged relations
+            (``gram``); ``auto`` is the strategy's own.
+        anchors: What HPCL and HPAL, and relations, are made of: what the server sends (``global``), or, as controls
+            that use nothing of other clients, the client's ``own`` prototypes, or ``private`` random vectors.
         stale: A class nobody sent this round keeps its last prototype (``keep``) or has none (``drop``).
         rounds: Rounds of training, >= 0.
         fraction: Share of the clients that train in a round, in (0, 1].
@@ -109,13 +116,36 @@ class RunConfig:
         max_empty_rounds: Empty rounds in a row after which the run is given up, >= 1.
         min_class_samples: Samples of a class below which a client does not send its prototype, >= 1.
         min_contributors: Clients below which a class's new prototype is not published, >= 1.
+        relation__shrink: How far averaged relations between classes are pulled towards the regular simplex, in
+            [0, 1]; ``auto`` as above. With 0 in the shared frame, relations are those of the prototypes sent.
+        relation__debias: Subtract what sampling noise adds to distances between class means.
+        hyper__size: Hyper-prototypes per class.
+        hyper__init: They start from noise (``normal``, the paper) or about the prototypes; ``auto`` as above.
+        hyper__spread: Their distance from the prototypes at the start, in radii of the prototypes.
+        hyper__steps: Steps of gradient matching per round.
+        hyper__learning_rate: Their size; 0: hyper-prototypes stay as they are and no gradients travel; ``auto`` as
+            above.
+        hyper__optimizer: Optimiser of gradient matching; ``auto`` as above.
+        hyper__head: The head that gradients are taken through: the averaged classifier (``shared``; needs ``share``
+            = head or model), one that the server trains on prototypes (``server``), or the nearest-prototype rule
+            (``prototype``); ``auto`` as above.
+        hyper__distance: Distance of gradients: ``cosine``, or the published code's ``coordinate_sign``.
+        hyper__grad_weight: Weight of a client's gradient of a class in their mean: 1, or its samples of the class.
+        hyper__grad_point: Gradients are taken after local training (the paper) or before (the published code).
+        hyper__grad_samples: Samples of a class that gradients are taken of, as in the published code; 0: all.
+        hyper__margin: Margin of HPCL: ``none``; the paper's, with its ``literal`` divisor or a true mean over the
+            pairs ``present``; the published code's ``additive``; ``auto`` as above.
+        hyper__temperature: Temperature of HPCL, > 0.
+        hyper__form: Form of HPAL: see ``isoproto.losses.hyper.hpal``; ``auto`` as above.
+        hyper__pcl: Weight of HPCL, dimensionless; ``auto`` as above.
+        hyper__pal: Weight of HPAL, likewise.
         max_norm: Largest Euclidean norm of a prototype row that the server accepts.
         output_dir: Folder of run folders; absolute. Empty: ``$ISOPROTO_HOME/runs``, else the user's data folder.
         state_dir: Folder of the clients' own models; absolute. Empty: likewise, ``state``.
     """
 
     strategy: str = "fedsaf"
-    prototypes: str = _one_of(AUTO, AUTO, "none", "mean")
+    prototypes: str = _one_of(AUTO, AUTO, "none", "mean", "hyper")
     alignment: str = AUTO
     share: str = _one_of(AUTO, AUTO, "none", "head", "base", "model")
     lambda_: float | str = _number(AUTO, 0)
@@ -123,7 +153,28 @@ class RunConfig:
     missing: str = _one_of(AUTO, AUTO, "mask", "self")
     proto_source: str = _one_of("post-eval", "post-eval", "last-epoch", "all-epochs")
     proto_weight: str = _one_of("class_samples", "class_samples", "uniform", "client_samples")
+    frame: str = _one_of(AUTO, AUTO, "shared", "procrustes", "gram")
+    anchors: str = _one_of("global", "global", "own", "private")
     stale: str = _one_of("keep", "keep", "drop")
+
+    relation__shrink: float | str = _number(AUTO, 0, 1)
+    relation__debias: bool = True
+    hyper__size: int = _number(5, 1, 64)
+    hyper__init: str = _one_of(AUTO, AUTO, "normal", "prototypes")
+    hyper__spread: float = _number(0.3, 0)
+    hyper__steps: int = _number(30, 1)
+    hyper__learning_rate: float | str = _number(AUTO, 0)
+    hyper__optimizer: str = _one_of(AUTO, AUTO, "sgd", "adam")
+    hyper__head: str = _one_of(AUTO, AUTO, "shared", "server", "prototype")
+    hyper__distance: str = _one_of("cosine", "cosine", "coordinate_sign")
+    hyper__grad_weight: str = _one_of("uniform", "uniform", "class_samples")
+    hyper__grad_point: str = _one_of("after-training", "after-training", "before-training")
+    hyper__grad_samples: int = _number(0, 0)
+    hyper__margin: str = _one_of(AUTO, AUTO, "none", "literal", "present", "additive")
+    hyper__temperature: float = _number(0.05, 0, above=True)
+    hyper__form: str = _one_of(AUTO, AUTO, "paper", "paper_mean", "normalised", "normalised_mean")
+    hyper__pcl: float | str = _number(AUTO, 0)
+    hyper__pal: float | str = _number(AUTO, 0)
 
     rounds: int = _number(15, 0)
     fraction: float = _number(1.0, 0, 1, above=True)
@@ -164,6 +215,20 @@ class RunConfig:
 
     output_dir: str = ""
     state_dir: str = ""
+
+    @property
+    def structural(self) -> str:
+        """The term of ``alignment`` that is a name in ``LOSSES``, or an empty text."""
+        return next((term for term in self._terms if term not in (*ANCHOR_TERMS, "none")), "")
+
+    @property
+    def anchored(self) -> tuple[str, ...]:
+        """The terms of ``alignment`` that are not."""
+        return tuple(term for term in self._terms if term in ANCHOR_TERMS)
+
+    @property
+    def _terms(self) -> list[str]:
+        return [term.strip() for term in self.alignment.split("+")]
 
     @classmethod
     def from_mapping(
@@ -223,7 +288,7 @@ class RunConfig:
 
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {
-    f.name.rstrip("_").replace("_", "-"): f for f in dataclasses.fields(RunConfig)
+    f.name.rstrip("_").replace("__", ".").replace("_", "-"): f for f in dataclasses.fields(RunConfig)
 }
 # Paths that name this machine's folders: a process elsewhere cannot resolve a relative one.
 _PATHS = ("data_dir", "output_dir", "state_dir")
@@ -234,6 +299,8 @@ def _type_problem(key: str, field: "dataclasses.Field[Any]", value: Scalar) -> s
         return f"`{key}` must be int, got {value!r}"
     if field.type is float and type(value) not in (int, float):
         return f"`{key}` must be float, got {value!r}"
+    if field.type is bool and type(value) is not bool:
+        return f"`{key}` must be true or false, got {value!r}"
     if field.type is str and type(value) is not str:
         return f"`{key}` must be text, got {value!r}"
     if field.type == float | str and (type(value) is bool or (isinstance(value, str) and value != AUTO)):

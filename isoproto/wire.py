@@ -34,9 +34,11 @@ _CLASS_LIMIT = 2**16
 # What tensors of a model may be; NumPy knows types that run code or have no fixed size.
 _DTYPES = frozenset({"float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"})
 
-LOSSES = ("cross-entropy", "prototype", "instance", "total")
+LOSSES = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
 # All that a reply may hold: with these names and the shapes that C and d settle, its size is bounded.
-_ROWS = ("class-ids", "proto", "count")
+_ROWS = ("class-ids", "proto", "count", "grad")
+_SENT = ("prototypes", "present", "relations", "anchor-dir", "anchor-mean", "hyper", "head-weight", "head-bias")
+_HYPER_LIMIT = 64  # hyper-prototypes per class
 _EVALUATED = ("correct", "total", "correct-prototype")
 _TRAIN_METRICS = (
     *("samples", "scatter", "seconds"),
@@ -107,6 +109,11 @@ class Broadcast:
         settings: As in the query.
         prototypes: Global prototypes ``[C, d]``, float32, or ``None`` before there are any.
         present: Which classes have one, ``[C]``, bool; ``None`` likewise.
+        relations: What a relational loss aligns to in place of the prototypes' own relations, ``[C, C]``, float32.
+        directions: Mean directions of the hyper-prototypes, ``[C, d]``, in the shared frame.
+        means: Their means, ``[C, d]``, likewise.
+        hyper: The hyper-prototypes themselves, ``[C, I, d]``, in another frame, once they are learned.
+        head: The server's own head, weight ``[C, d]`` and bias ``[C]``, that gradients are taken through.
         shared: Averaged weights by name; empty unless the strategy shares some.
     """
 
@@ -115,6 +122,11 @@ class Broadcast:
     settings: Mapping[str, Scalar]
     prototypes: Tensor | None = None
     present: Tensor | None = None
+    relations: Tensor | None = None
+    directions: Tensor | None = None
+    means: Tensor | None = None
+    hyper: Tensor | None = None
+    head: tuple[Tensor, Tensor] | None = None
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -149,6 +161,7 @@ class TrainReply:
         before: Accuracy before training, with what the server sent installed.
         after: Accuracy after training.
         seconds: Time the client spent on the message.
+        gradients: Mean feature gradient of each class in ``contribution``, ``[P, d]``, or ``None``.
     """
 
     contribution: Contribution
@@ -157,6 +170,7 @@ class TrainReply:
     before: Evaluation
     after: Evaluation
     seconds: float
+    gradients: Tensor | None = None
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -172,6 +186,7 @@ class Expected:
         feature_dim: d.
         max_norm: Largest norm of a prototype row.
         shared: Names, dtypes and shapes of shared weights; empty if none may come.
+        max_gradient: Largest norm of a gradient row; 0 if none may come, infinite if the head in the reply tells.
     """
 
     client: str
@@ -180,6 +195,7 @@ class Expected:
     num_classes: int
     feature_dim: int
     max_norm: float = math.inf
+    max_gradient: float = 0.0
     shared: Spec = field(default_factory=dict)
 
 
@@ -236,13 +252,18 @@ def write_broadcast(broadcast: Broadcast) -> RecordDict:
         {"schema": SCHEMA_VERSION, "experiment": broadcast.experiment, "round": broadcast.server_round}
     )
     content = RecordDict({_CONFIG: config, _SETTINGS: ConfigRecord(dict(broadcast.settings))})
-    if broadcast.prototypes is not None and broadcast.present is not None:
-        content[_ARRAYS] = ArrayRecord(
-            {
-                "prototypes": _array(broadcast.prototypes, torch.float32),
-                "present": _array(broadcast.present, torch.uint8),
-            }
-        )
+    weight, bias = broadcast.head or (None, None)
+    tensors = (
+        *(broadcast.prototypes, broadcast.present, broadcast.relations, broadcast.directions, broadcast.means),
+        *(broadcast.hyper, weight, bias),
+    )
+    arrays = {
+        name: _array(tensor, torch.uint8 if name == "present" else torch.float32)
+        for name, tensor in zip(_SENT, tensors, strict=True)
+        if tensor is not None
+    }
+    if arrays:
+        content[_ARRAYS] = ArrayRecord(arrays)
     if broadcast.shared:
         content[_MODEL] = ArrayRecord({name: _array(t, t.dtype) for name, t in broadcast.shared.items()})
     return content
@@ -267,16 +288,17 @@ def write_failure(error: BaseException) -> RecordDict:
 def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
     """Encode what a client sends after training on ``broadcast``."""
     sent = reply.contribution
+    arrays = {
+        "class-ids": _array(sent.class_ids, torch.int32),
+        "proto": _array(sent.means, torch.float32),
+        "count": _array(sent.counts, torch.int64),
+    }
+    if reply.gradients is not None:
+        arrays["grad"] = _array(reply.gradients, torch.float32)
     content = RecordDict(
         {
             _CONFIG: _reply_config(broadcast, client),
-            _ARRAYS: ArrayRecord(
-                {
-                    "class-ids": _array(sent.class_ids, torch.int32),
-                    "proto": _array(sent.means, torch.float32),
-                    "count": _array(sent.counts, torch.int64),
-                }
-            ),
+            _ARRAYS: ArrayRecord(arrays),
             _METRICS: MetricRecord(
                 {
                     "samples": sent.samples,
@@ -306,10 +328,10 @@ def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: s
     return RecordDict({_CONFIG: _reply_config(broadcast, client), _METRICS: metrics})
 
 
-def contribution_bytes(contribution: Contribution) -> int:
+def payload_bytes(reply: TrainReply) -> int:
     """Return the payload of a reply's rows in bytes: ids, float32 rows and counts, without any framing."""
-    rows, width = contribution.means.shape
-    return rows * (4 + 4 * width + 8)
+    rows, width = reply.contribution.means.shape
+    return rows * (4 + 4 * width * (1 if reply.gradients is None else 2) + 8)
 
 
 def _reply_config(broadcast: Broadcast, client: str) -> ConfigRecord:
@@ -402,15 +424,31 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
     """
     config = _record(content, _CONFIG, ConfigRecord)
     _check_schema(config)
-    prototypes = present = None
-    if _ARRAYS in content:
-        arrays = _record(content, _ARRAYS, ArrayRecord)
-        prototypes = _tensor(arrays, "prototypes", "float32", (num_classes, feature_dim))
-        present = _tensor(arrays, "present", "uint8", (num_classes,)).bool()
-        if not bool(torch.isfinite(prototypes[present]).all()):
-            raise WireError(
-                "array 'prototypes' from the server holds NaN or infinity; this client does not train on it"
-            )
+    arrays = _record(content, _ARRAYS, ArrayRecord) if _ARRAYS in content else ArrayRecord()
+    _check_names("arrays", arrays, _SENT)
+    rows = (num_classes, feature_dim)
+    size = arrays["hyper"].shape[1] if "hyper" in arrays and len(arrays["hyper"].shape) == 3 else 1
+    if not 1 <= size <= _HYPER_LIMIT:
+        raise WireError(f"array 'hyper': expected 1..{_HYPER_LIMIT} vectors per class, got {size}")
+    shapes = {
+        "prototypes": rows,
+        "present": (num_classes,),
+        "relations": (num_classes, num_classes),
+        "anchor-dir": rows,
+        "anchor-mean": rows,
+        "hyper": (num_classes, size, feature_dim),
+        "head-weight": rows,
+        "head-bias": (num_classes,),
+    }
+    sent = {name: _tensor(arrays, name, "uint8" if name == "present" else "float32", shapes[name]) for name in arrays}
+    for together in (("prototypes", "present"), ("anchor-dir", "anchor-mean"), ("head-weight", "head-bias")):
+        if (missing := [name for name in together if name not in sent]) and len(missing) < len(together):
+            raise WireError(f"array '{missing[0]}' is missing; arrays: {list(sent)!r:.200}")
+    present = sent["present"].bool() if "present" in sent else None
+    for name, tensor in sent.items():
+        # Rows of absent classes are never read.
+        if not bool(torch.isfinite(tensor[present] if name == "prototypes" else tensor).all()):
+            raise WireError(f"array '{name}' from the server holds NaN or infinity; this client does not train on it")
     shared = {}
     if _MODEL in content:
         record = _record(content, _MODEL, ArrayRecord)
@@ -420,8 +458,13 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
         experiment=_text(config, "experiment"),
         server_round=_integer(config, "round", 0),
         settings=_settings(content),
-        prototypes=prototypes,
+        prototypes=sent.get("prototypes"),
         present=present,
+        relations=sent.get("relations"),
+        directions=sent.get("anchor-dir"),
+        means=sent.get("anchor-mean"),
+        hyper=sent.get("hyper"),
+        head=(sent["head-weight"], sent["head-bias"]) if "head-weight" in sent else None,
         shared=shared,
     )
 
@@ -484,6 +527,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     samples = _integer(metrics, "samples", 0)
     if int(counts.sum()) > samples:
         raise WireError(f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}")
+    shared = _read_shared(content, expected.shared)
     return TrainReply(
         contribution=Contribution(ids, means, counts, samples),
         scatter=_finite(metrics, "scatter", 0.0),
@@ -491,7 +535,8 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
         before=_read_evaluation(metrics, "before"),
         after=_read_evaluation(metrics, "after"),
         seconds=_finite(metrics, "seconds", 0.0),
-        shared=_read_shared(content, expected.shared),
+        gradients=_read_gradients(arrays, ids, shared, expected),
+        shared=shared,
     )
 
 
@@ -564,6 +609,38 @@ def _check_rows(ids: Tensor, means: Tensor, counts: Tensor, expected: Expected) 
             f"array 'proto': row of class {int(ids[worst])} has norm {float(norms[worst]):.3g}, "
             f"`max-norm` is {expected.max_norm:.3g}"
         )
+
+
+def _read_gradients(
+    arrays: ArrayRecord, ids: Tensor, shared: Mapping[str, Tensor], expected: Expected
+) -> Tensor | None:
+    """Mean feature gradients of cross-entropy: none is longer than the head that it was taken through allows."""
+    if "grad" not in arrays:
+        return None
+    if not expected.max_gradient:
+        raise WireError("the reply carries gradients, but this strategy uses none")
+    gradients = _tensor(arrays, "grad", "float32", (len(ids), expected.feature_dim))
+    if not bool(torch.isfinite(gradients).all()):
+        raise WireError(f"array 'grad' holds NaN or infinity, shape {tuple(gradients.shape)}; the model has diverged")
+    limit = expected.max_gradient
+    if math.isinf(limit) and "head.weight" in shared:
+        limit = gradient_limit(shared["head.weight"])
+    norms = gradients.double().norm(dim=1)
+    if len(norms) and float(norms.max()) > limit:
+        worst = int(norms.argmax())
+        raise WireError(
+            f"array 'grad': row of class {int(ids[worst])} has norm {float(norms[worst]):.3g}, but no gradient through "
+            f"its head is longer than {limit:.3g}"
+        )
+    return gradients
+
+
+def gradient_limit(weight: Tensor) -> float:
+    r"""Return the longest that a feature gradient through the linear head ``weight`` ``[C, d]`` can be.
+
+    It is :math:`W^T r` with a residual :math:`\|r\|_1 \le 2`; a hundredth and a little more for rounding.
+    """
+    return 2.02 * float(weight.double().norm(dim=1).max()) + 1e-6
 
 
 def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from isoproto import paths
 from isoproto.checkpoint import load_checkpoint, save_checkpoint
-from isoproto.config import AUTO, RunConfig, Scalar
+from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig, Scalar
 from isoproto.data import DATASETS, PARTITIONERS, partition_table
 from isoproto.errors import ConfigError
 from isoproto.fingerprint import fingerprint
@@ -78,7 +78,7 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the names in the settings: those that no table has."""
     checks: dict[str, Callable[[str], object]] = {
         "strategy": lambda name: lookup(STRATEGIES, "strategy", name),
-        "alignment": lambda name: lookup({AUTO: None, "none": None, **LOSSES}, "alignment", name),
+        "alignment": _check_alignment,
         "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
         "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
         "models": lambda names: architecture_for(names, 0),
@@ -88,6 +88,19 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
             checks[key](settings[key])
         except ConfigError as err:
             yield str(err)
+
+
+def _check_alignment(text: str) -> None:
+    terms = [term.strip() for term in text.split("+")]
+    choices = dict.fromkeys((AUTO, "none", *LOSSES, *ANCHOR_TERMS))
+    for term in terms:
+        lookup(choices, "alignment", term)
+    structural = [term for term in terms if term not in ANCHOR_TERMS]
+    if len(structural) > 1 or len(set(terms)) < len(terms):
+        raise ConfigError(
+            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {' and '.join(ANCHOR_TERMS)}; "
+            f"got {text!r}"
+        )
 
 
 def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> None:

@@ -2,15 +2,19 @@
 
 from strategies.base import PrototypeStrategy
 from strategies.fedavg import FedAvg
+from strategies.fedhpro import FedHPro
 from strategies.fedproto import FedProto
 from strategies.fedsaf import FedSAF
+from strategies.isoproto import IsoProto
 from strategies.local import Local
 
 __all__ = ["STRATEGIES", "PrototypeStrategy"]
 
 STRATEGIES: dict[str, type[PrototypeStrategy]] = {
     "fedavg": FedAvg,
+    "fedhpro": FedHPro,
     "fedproto": FedProto,
     "fedsaf": FedSAF,
+    "isoproto": IsoProto,
     "local": Local,
 }

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
 from isoproto.sampling import cohort, share_out
+from strategies import hyper
 from strategies.state import LastAccuracy, ServerState
 
 _log = logging.getLogger("isoproto")
@@ -32,7 +34,20 @@ Reply = TypeVar("Reply")
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
 _UNASKED = "ignored a reply of node %d that nobody waits for"
-# lambda and gamma of `auto`, found under the product's optimiser (docs/adr/0003-weights.md).
+# What `auto` stands for where the method does not say: the flagship's choice (docs/adr/0005-flagship.md), and for
+# lambda and gamma what was found under the product's optimiser (docs/adr/0003-weights.md).
+_DEFAULTS = {
+    "missing": "mask",
+    "frame": "shared",
+    "relation__shrink": 0.0,
+    "hyper__init": "prototypes",
+    "hyper__learning_rate": 0.002,
+    "hyper__optimizer": "adam",
+    "hyper__margin": "none",
+    "hyper__form": "normalised",
+    "hyper__pcl": 0.2,
+    "hyper__pal": 0.2,
+}
 _WEIGHTS = {
     "none": (0.0, 0.0),
     "mse": (0.01, 0.01),
@@ -114,10 +129,21 @@ class PrototypeStrategy(Strategy):
             config = dataclasses.replace(config, alignment="none")
         point = {k: v for k, v in dataclasses.asdict(cls.point).items() if getattr(config, k) == AUTO}
         config = dataclasses.replace(config, **point)
-        weights = dict(zip(("lambda_", "gamma"), _WEIGHTS.get(config.alignment, (0.0, 0.0)), strict=True))
+        weights = dict(zip(("lambda_", "gamma"), _WEIGHTS.get(config.structural, (0.0, 0.0)), strict=True))
+        head = "shared" if config.share in ("head", "model") else "prototype"
         own = cls.defaults if config.alignment == cls.point.alignment else {}
-        chosen: dict[str, Any] = {"missing": "mask", **weights, **own}
+        chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
+        if config.prototypes == "hyper" and config.hyper__head == "shared" and config.share not in ("head", "model"):
+            raise ConfigError(
+                f"`hyper.head = shared` is the averaged classifier, and `share = {config.share}` averages none; "
+                "set share = 'head' (or 'model'), or hyper.head = 'prototype' or 'server'"
+            )
+        if config.frame == "gram" and config.hyper__init == "normal":
+            raise ConfigError(
+                "`hyper.init = normal` is noise in coordinates, and `frame = gram` has none to begin with; "
+                "set frame = 'shared', or hyper.init = 'prototypes'"
+            )
         if config.share in ("base", "model"):
             # Averaging networks that start from different weights destroys them.
             config = dataclasses.replace(config, init="per-architecture")
@@ -370,6 +396,12 @@ class PrototypeStrategy(Strategy):
             state = dataclasses.replace(state, shared=shared)
         if config.prototypes == "none":
             return state
+        sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients) for g in good]
+        state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
+        return hyper.learn(self.state, state, config, sent) if hyper.learns(config) else state
+
+    def _averaged(self, state: ServerState, good: Sequence[Good]) -> ServerState:
+        config = self.config
         mean = average_prototypes(
             [g.reply.contribution for g in good],
             *state.prototypes.shape,
@@ -399,8 +431,10 @@ class PrototypeStrategy(Strategy):
                 prototypes=self.state.prototypes if known else None,
                 present=self.state.present if known else None,
                 shared=self.state.shared,
+                **hyper.downlink(self.state, self.config),
             )
         )
+        limit = self._gradient_limit()
         self._bytes_down = wire.serialised_bytes(content)
         groups = [[client] for client in nodes]
         hosts = list(nodes.values())
@@ -418,6 +452,7 @@ class PrototypeStrategy(Strategy):
                     num_classes=len(self.classes),
                     feature_dim=self.config.feature_dim,
                     max_norm=self.config.max_norm,
+                    max_gradient=limit,
                     shared=self._spec if self.config.share != "none" else {},
                 )
                 for client in group
@@ -434,6 +469,15 @@ class PrototypeStrategy(Strategy):
             )
             for node, group in asked.items()
         ]
+
+    def _gradient_limit(self) -> float:
+        config = self.config
+        if not hyper.learns(config):
+            return 0.0
+        if config.hyper__head == "shared":  # of each client's own, unless it took them before training
+            return math.inf if config.hyper__grad_point == "after-training" else config.max_norm
+        head = hyper.gradient_head(self.state, config)
+        return wire.gradient_limit(head[0]) if head else 0.0
 
     def _cost(self, client: str) -> float | None:
         """Seconds that a client's round is going to take, from those of its architecture; ``None`` before any."""
@@ -490,7 +534,7 @@ class PrototypeStrategy(Strategy):
         rows = 0
         for client, reply, size in good:
             self._note_speed(client, reply.seconds)
-            payload = wire.contribution_bytes(reply.contribution)
+            payload = wire.payload_bytes(reply)
             rows += payload
             folder.record(
                 "client",
@@ -524,6 +568,7 @@ class PrototypeStrategy(Strategy):
             accuracy={**accuracy, "fresh": fresh},
             loss=losses,
             classes=int(self.state.present.sum()),
+            hyper=self.state.figures,
             bytes={"up": sum(size for _, _, size in good), "down": self._bytes_down * asked, "up_rows": rows},
             seconds={
                 "round": elapsed,

@@ -30,6 +30,8 @@ class ServerState:
         present: Which classes have one, shape ``[C]``, bool.
         age: Rounds since each class was last sent, shape ``[C]``, int64.
         shared: Averaged weights by name; empty unless the strategy shares some.
+        memory: What ``strategies.hyper`` keeps between rounds, by name.
+        figures: What it tells of the round, for the metrics.
         accuracy: The newest accuracy of every client.
         empty_rounds: Rounds in a row without enough good replies.
     """
@@ -39,6 +41,8 @@ class ServerState:
     age: Tensor
     server_round: int = 0
     shared: dict[str, Tensor] = field(default_factory=dict)
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
     accuracy: dict[str, LastAccuracy] = field(default_factory=dict)
     empty_rounds: int = 0
 
@@ -55,6 +59,7 @@ class ServerState:
         """Return the state as a checkpoint holds it."""
         tensors = {"prototypes": self.prototypes, "present": self.present, "age": self.age}
         tensors |= {f"shared.{name}": tensor for name, tensor in self.shared.items()}
+        tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         accuracy = {client: dataclasses.astuple(last) for client, last in self.accuracy.items()}
         values: dict[str, Any] = {"accuracy": accuracy, "empty-rounds": self.empty_rounds}
         return Checkpoint(self.server_round, tensors, values)
@@ -63,13 +68,17 @@ class ServerState:
     def from_checkpoint(cls, checkpoint: Checkpoint) -> "ServerState":
         """Return the state that ``to_checkpoint`` wrote."""
         tensors, values = checkpoint.tensors, checkpoint.values
-        prefix = "shared."
+
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
         return cls(
             server_round=checkpoint.server_round,
             prototypes=tensors["prototypes"],
             present=tensors["present"],
             age=tensors["age"],
-            shared={n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)},
+            shared=below("shared."),
+            memory=below("memory."),
             accuracy={client: LastAccuracy(*last) for client, last in values["accuracy"].items()},
             empty_rounds=values["empty-rounds"],
         )

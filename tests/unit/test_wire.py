@@ -193,7 +193,7 @@ def test_a_prototype_method_sends_no_weights():
 
 def test_payload_of_two_rows_of_three():
     """Two ids of 4 bytes, six numbers of 4 bytes, two counts of 8 bytes."""
-    assert wire.contribution_bytes(train_reply().contribution) == 2 * 4 + 6 * 4 + 2 * 8
+    assert wire.payload_bytes(train_reply()) == 2 * 4 + 6 * 4 + 2 * 8
 
 
 def test_class_digest_depends_on_names_and_order():

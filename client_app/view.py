@@ -1,0 +1,149 @@
+"""How one client sees what the server sent: in the coordinates of its own features."""
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from isoproto.config import RunConfig
+from isoproto.feature_gradients import prototype_head
+from isoproto.frames import Similarity, average_relations, centre, shrink, similarity_map
+from isoproto.hyperproto import summaries
+from isoproto.losses.hyper import Anchors, client_margin
+from isoproto.prototypes import Contribution
+from isoproto.starts import hyper_start
+from isoproto.wire import Broadcast
+
+Rows = tuple[Tensor, Tensor]
+"""One row (or several) per class, ``[C, ..., d]``, and which classes have some, ``[C]`` bool."""
+
+
+class Own(NamedTuple):
+    """What a client knows of its own features: class means of its last pass over its training data.
+
+    Attributes:
+        means: Shape ``[C, d]``, float32; zero for classes it lacks.
+        counts: Samples of each class, shape ``[C]``, int64.
+        scatter: Variance of the features about their class means.
+    """
+
+    means: Tensor
+    counts: Tensor
+    scatter: float
+
+    @property
+    def present(self) -> Tensor:
+        """Classes it holds, shape ``[C]``, bool."""
+        return self.counts > 0
+
+
+def needs_own(config: RunConfig) -> bool:
+    """Whether a client has to look at its own class means before it trains."""
+    margin = bool(config.anchored) and config.hyper__margin != "none"
+    return config.frame != "shared" or config.anchors == "own" or margin
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What the server sent, and what the client knows of its own features.
+
+    Attributes:
+        config: The run's settings, resolved.
+        client: The client's name.
+        broadcast: What the server sent.
+        own: What the client knows; ``None`` before its first pass, or where the settings do not need it.
+    """
+
+    config: RunConfig
+    client: str
+    broadcast: Broadcast
+    own: Own | None
+
+    def map(self) -> Similarity | None:
+        """Return the map into the server's frame; ``None`` in the shared frame, and below two common classes."""
+        sent = self._sent
+        if self.config.frame == "shared" or self.own is None or sent is None:
+            return None
+        prototypes, present = sent
+        common = self.own.present & present
+        return similarity_map(self.own.means[common], prototypes[common], self.own.counts[common])
+
+    def prototypes(self) -> Rows | None:
+        """Return the global prototypes in the client's coordinates, or ``None`` if it has no map to them."""
+        sent = self._sent
+        if self.config.frame == "shared" or sent is None:
+            return sent
+        there = self.map()
+        return (there.backward(sent[0]), sent[1]) if there else None
+
+    def relations(self) -> Tensor | None:
+        """Return relations between classes to align to, ``[C, C]``, or ``None`` to take those of the prototypes."""
+        config, own = self.config, self.own
+        if config.anchors != "own":
+            return self.broadcast.relations
+        if own is None:
+            return None
+        held = torch.nonzero(own.present).flatten()
+        alone = Contribution(held, own.means[held], own.counts[held], int(own.counts.sum()))
+        found = average_relations([alone], [own.scatter], len(own.counts), debias=config.relation__debias)
+        return shrink(centre(found.distances, found.present), float(config.relation__shrink), found.present).float()
+
+    def anchors(self, classes: int, width: int) -> Anchors | None:
+        """Return what HPCL and HPAL compare features with, or ``None`` if there is nothing yet."""
+        config = self.config
+        found = self._summaries(classes, width) if config.anchored else None
+        if found is None:
+            return None
+        margin = torch.zeros(())
+        if self.own is not None and config.hyper__margin != "none":
+            true_mean = config.hyper__margin == "present"
+            margin = client_margin(self.own.means, self.own.present, norm="present" if true_mean else "literal")
+        return Anchors.of(
+            *found,
+            temperature=config.hyper__temperature,
+            margin=margin,
+            additive=config.hyper__margin == "additive",
+            form=config.hyper__form,  # type: ignore[arg-type] # checked with the settings
+        )
+
+    def head(self) -> Rows | None:
+        """Return the server's head that gradients are taken through; ``None`` for the client's own, or before any."""
+        if self.config.hyper__head == "server":
+            return self.broadcast.head
+        if self.config.hyper__head == "prototype" and self._sent is not None:
+            return prototype_head(*self._sent)
+        return None
+
+    @property
+    def _sent(self) -> Rows | None:
+        prototypes, present = self.broadcast.prototypes, self.broadcast.present
+        return None if prototypes is None or present is None else (prototypes, present)
+
+    def _summaries(self, classes: int, width: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Mean directions and means of the anchors, ``[C, d]`` each, and the classes that have some."""
+        config, own, sent = self.config, self.own, self.broadcast
+        everything = torch.ones(classes, dtype=torch.bool)
+        if config.anchors == "private":
+            # What is left of the method when nothing is exchanged: random vectors of the client's own.
+            noise = dataclasses.replace(config, hyper__init="normal")
+            vectors = hyper_start(noise, torch.zeros(classes, width), everything, "private", self.client)
+            return *summaries(vectors), everything
+        if config.anchors == "own":
+            if own is None:
+                return None
+            return *summaries(hyper_start(config, own.means, own.present, "own", self.client)), own.present
+        if sent.directions is not None and sent.means is not None:  # the shared frame: the server made them
+            present = everything if config.hyper__init == "normal" or sent.present is None else sent.present
+            return sent.directions, sent.means, present
+        if self._sent is None:
+            return None
+        prototypes, present = self._sent
+        if config.prototypes == "mean":
+            seen = self.prototypes()
+            return None if seen is None else (*summaries(seen[0].unsqueeze(1)), present)
+        there = self.map()
+        if there is None:
+            return None
+        vectors = hyper_start(config, prototypes, present) if sent.hyper is None else sent.hyper
+        return *summaries(there.backward(vectors)), present
