@@ -251,7 +251,7 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
 
 
 def _shared_head(shared: Mapping[str, Tensor]) -> Head | None:
-    return (shared["head.weight"], shared["head.bias"]) if "head.weight" in shared else None
+    return (shared["head.weight"], shared["head.bias"]) if {"head.weight", "head.bias"} <= shared.keys() else None
 
 
 def _trained(head: Head, state: ServerState, config: RunConfig, contributions: Sequence[Contribution]) -> Head:

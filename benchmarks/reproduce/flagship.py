@@ -11,7 +11,7 @@ import argparse
 import itertools
 from typing import Any
 
-from cells import ROOT, load, points, run_missing
+from cells import ROOT, run_missing
 
 RESULTS = ROOT / "benchmarks" / "results"
 CLIENTS, SEEDS = 20, (0, 1, 2)
@@ -88,7 +88,11 @@ def stages(data: str) -> dict[str, Cells]:
         },
         "one": {
             f"{partition} | {name} | seed {seed}": {
-                **DIGITS, **PARTITIONS[partition], **settings, "models": "cnn", "seed": seed
+                **DIGITS,
+                **PARTITIONS[partition],
+                **settings,
+                "models": "cnn",
+                "seed": seed,
             }
             for seed, partition in seeds
             for name, settings in ONE.items()
@@ -105,7 +109,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for stage in arguments.stages:
         command = f"python benchmarks/reproduce/flagship.py {stage}"
-        run_missing(RESULTS / f"flagship-{stage}.json", stages(arguments.data_dir)[stage], clients=CLIENTS, command=command)
+        run_missing(
+            RESULTS / f"flagship-{stage}.json", stages(arguments.data_dir)[stage], clients=CLIENTS, command=command
+        )
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from tests.fakes import Killed, When
 SETTINGS = {
     "fedsaf": {"rounds": 4, "fraction": 0.5, "evaluate-every": 2},
     "fedavg": {"rounds": 4, "fraction": 0.5, **FEDAVG},
+    "isoproto": {"rounds": 4, "fraction": 0.5, "strategy": "isoproto"},
+    "fedhpro": {"rounds": 4, "fraction": 0.5, "strategy": "fedhpro", "models": "resnet"},
 }
 
 

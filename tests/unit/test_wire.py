@@ -273,8 +273,8 @@ def test_record_of_another_kind_is_refused():
 
 def test_extra_array_is_refused():
     content = reply_content()
-    content["arrays"]["grad"] = Array(np.zeros((2, 3), "float32"))
-    with pytest.raises(WireError, match=r"unexpected arrays \['grad'\]"):
+    content["arrays"]["mean"] = Array(np.zeros((2, 3), "float32"))
+    with pytest.raises(WireError, match=r"unexpected arrays \['mean'\]"):
         read(content)
 
 
@@ -613,3 +613,81 @@ def test_settings_are_scalars():
 def test_spec_is_readable_json():
     content = wire.write_client_info(INFO)
     assert json.loads(content["config"]["shared"])["step"] == ["int64", []]
+
+
+# What hyper-prototypes add
+
+GRADIENTS = torch.tensor([[0.1, 0.0, -0.2], [0.0, 0.3, 0.0]])
+LEARNING = dataclasses.replace(EXPECTED, max_gradient=1.0)
+
+
+def test_gradients_arrive_as_they_were_sent():
+    assert torch.equal(read(reply_content(gradients=GRADIENTS), LEARNING).gradients, GRADIENTS)
+    assert read(reply_content(), LEARNING).gradients is None
+    assert wire.payload_bytes(train_reply(gradients=GRADIENTS)) == 2 * 4 + 12 * 4 + 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("gradients", "expected", "reason"),
+    [
+        (GRADIENTS, EXPECTED, "carries gradients, but this strategy uses none"),
+        (GRADIENTS[:1], LEARNING, r"array 'grad': expected float32 \(2, 3\), got 'float32' \(1, 3\)"),
+        (GRADIENTS * math.nan, LEARNING, r"array 'grad' holds NaN or infinity, shape \(2, 3\)"),
+        (GRADIENTS * 10, LEARNING, r"array 'grad': row of class 2 has norm 3, but no gradient .* longer than 1"),
+    ],
+)
+def test_gradients_that_cannot_be_are_refused(gradients, expected, reason):
+    with pytest.raises(WireError, match=reason):
+        read(reply_content(gradients=gradients), expected)
+
+
+def test_gradients_are_no_longer_than_the_head_beside_them_allows():
+    head = {"head.weight": torch.full((4, 3), 0.1), "head.bias": torch.zeros(4)}
+    expected = dataclasses.replace(EXPECTED, max_gradient=math.inf, shared=wire.tensor_spec(head))
+    limit = 2 * math.sqrt(3) * 0.1
+    assert read(reply_content(gradients=GRADIENTS, shared=head), expected).gradients is not None
+    with pytest.raises(WireError, match=r"no gradient through its head is longer than 0\.35"):
+        read(reply_content(gradients=GRADIENTS * (1.1 * limit / 0.3), shared=head), expected)
+
+
+SENT_ARRAYS = {
+    "relations": torch.eye(4),
+    "directions": torch.ones(4, 3),
+    "means": torch.zeros(4, 3),
+    "hyper": torch.ones(4, 5, 3),
+    "head": (torch.ones(4, 3), torch.zeros(4)),
+}
+
+
+def test_all_that_a_broadcast_can_hold_arrives():
+    arrived = receive(broadcast_content(**SENT_ARRAYS))
+    for name, tensor in SENT_ARRAYS.items():
+        found = getattr(arrived, name)
+        assert all(map(torch.equal, found, tensor)) if name == "head" else torch.equal(found, tensor)
+
+
+@pytest.mark.parametrize("name", ["relations", "directions", "means", "hyper"])
+def test_client_uses_nothing_that_is_not_finite_or_has_another_shape(name):
+    with pytest.raises(WireError, match="from the server holds NaN or infinity; this client does not train on it"):
+        receive(broadcast_content(**{**SENT_ARRAYS, name: SENT_ARRAYS[name] * math.inf}))
+    with pytest.raises(WireError, match=r"expected float32 \(4"):
+        receive(broadcast_content(**{**SENT_ARRAYS, name: SENT_ARRAYS[name][:3]}))
+
+
+def test_client_refuses_more_hyper_prototypes_than_a_class_can_have():
+    with pytest.raises(WireError, match=r"array 'hyper': expected 1\.\.64 vectors per class, got 65"):
+        receive(broadcast_content(hyper=torch.ones(4, 65, 3)))
+
+
+def test_client_refuses_half_a_head():
+    content = broadcast_content(**SENT_ARRAYS)
+    del content["arrays"]["head-bias"]
+    with pytest.raises(WireError, match="array 'head-bias' is missing"):
+        receive(content)
+
+
+def test_client_refuses_an_array_it_does_not_know():
+    content = broadcast_content(**SENT_ARRAYS)
+    content["arrays"]["more"] = content["arrays"]["head-bias"]
+    with pytest.raises(WireError, match=r"unexpected arrays \['more'\]"):
+        receive(content)

@@ -1,0 +1,162 @@
+"""Hyper-prototypes, frames and relations in whole federations."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
+from isoproto.errors import ConfigError
+from tests import fakes
+from tests.fakes import When, altered
+
+FLAGSHIP = {"strategy": "isoproto"}
+DUMP = Path(__file__).parent / "flagship_messages.json"
+
+
+def gradients_of(change):
+    """Change the gradients in a reply."""
+
+    def edit(content):
+        if "grad" in content["arrays"]:
+            content["arrays"]["grad"] = Array(change(content["arrays"]["grad"].numpy()))
+
+    return altered(edit)
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def described(content):
+    """What a message holds, without what differs from run to run."""
+    return {
+        name: {key: [array.dtype, list(array.shape)] for key, array in record.items()}
+        if isinstance(record, ArrayRecord)
+        else sorted(record)
+        for name, record in content.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def flagship(tmp_path_factory, pictures):
+    from isoproto.in_process import task_identity
+    from tests.conftest import Federation
+
+    with task_identity():
+        yield Federation(tmp_path_factory.mktemp("flagship"), pictures).run(settings=FLAGSHIP)
+
+
+def test_nothing_but_prototypes_gradients_and_counts_travels(federation):
+    """The dump of one train message and its reply lies beside this file, for people to read."""
+    messages = []
+
+    def look(grid, message, honest):
+        reply = honest()
+        messages[:] = [described(message.content), described(reply.content)]
+        return [reply]
+
+    federation.run(federation.grid((look, When("train", [3], [0]))), FLAGSHIP)
+    found = dict(zip(("train message", "reply"), messages, strict=True))
+    assert found == json.loads(DUMP.read_text())
+    assert all("model" not in message for message in messages)
+
+
+def test_gradients_travel_from_round_2_on_and_only_if_something_is_learned(federation, flagship):
+    rows = [line["bytes"]["up_rows"] for line in flagship.of("round")]
+    frozen = federation.run(settings={**FLAGSHIP, "hyper.learning-rate": 0})
+    alone = [line["bytes"]["up_rows"] for line in frozen.of("round")]
+    assert rows[0] == alone[0] == alone[1]  # before there is a frame there is nothing to take gradients in
+    assert rows[1] == rows[2] == alone[1] + 14 * 8 * 4  # a row for each of the 14 classes that the four clients hold
+    matching = [line["hyper"].get("matching") for line in flagship.of("round")]
+    assert matching[0] is None
+    assert all(len(losses) == 31 and losses[-1] < losses[0] for losses in matching[1:])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"frame": "gram"},
+        {"frame": "shared"},
+        {"anchors": "own"},
+        {"anchors": "private", "relation.shrink": 1.0},
+        {"hyper.head": "server"},
+        {"alignment": "rcsa+hpcl+hpal"},
+        {"alignment": "mse+hpal"},
+        {"strategy": "fedsaf", "frame": "gram"},
+        {"strategy": "fedproto", "prototypes": "hyper"},
+        {"strategy": "fedsaf", "alignment": "hpcl+hpal"},
+        {"strategy": "fedhpro", "share": "head"},
+        {
+            "strategy": "fedhpro",
+            "models": "cnn",
+            "hyper.grad-point": "before-training",
+            "hyper.grad-samples": 2,
+            "hyper.margin": "additive",
+            "hyper.form": "normalised_mean",
+            "hyper.distance": "coordinate_sign",
+        },
+    ],
+    ids=lambda settings: ", ".join(f"{k}={v}" for k, v in settings.items()),
+)
+def test_every_axis_is_a_setting(federation, settings):
+    run = federation.run(settings={**FLAGSHIP, **settings, "rounds": 3})
+    assert run.failures() == {}
+    losses = run.of("round")[-1]["loss"]
+    terms = run.summary["settings"]["alignment"].split("+")
+    assert losses["total"] > losses["cross_entropy"]
+    assert all(losses[term] > 0 for term in ("hpcl", "hpal") if term in terms)
+    assert all(torch.isfinite(tensor).all() for tensor in run.server().values() if tensor.is_floating_point())
+
+
+def test_settings_that_contradict_each_other_are_refused(federation):
+    with pytest.raises(ConfigError, match=r"`hyper\.head = shared` .* averages none; set share = 'head'"):
+        federation.run(settings={**FLAGSHIP, "hyper.head": "shared"})
+    with pytest.raises(ConfigError, match=r"`hyper\.init = normal` is noise in coordinates"):
+        federation.run(settings={**FLAGSHIP, "frame": "gram", "hyper.init": "normal"})
+    with pytest.raises(ConfigError, match=r"`alignment` is one of mse, cosine, gcsa, rcsa at most"):
+        federation.run(settings={"alignment": "gcsa+mse"})
+    with pytest.raises(ConfigError, match=r"unknown alignment 'hpcll'.*did you mean 'hpcl'"):
+        federation.run(settings={"alignment": "gcsa+hpcll"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda g: g * math.nan, "array 'grad' holds NaN or infinity"),
+        (lambda g: g * 1e12 + 1e9, "but no gradient through its head is longer than"),
+        (lambda g: np.zeros((len(g) + 1, g.shape[1]), "float32"), "array 'grad': expected float32"),
+    ],
+    ids=["nan", "huge", "another class"],
+)
+def test_a_hostile_gradient_changes_nothing_but_its_clients_standing(federation, change, reason):
+    """The server's state is the same as if this client had failed in any other way."""
+    hostile = federation.run(federation.grid((gradients_of(change), When("train", [2, 3], [1]))), FLAGSHIP)
+    absent = federation.run(
+        federation.grid((fakes.lost, When("train", [2, 3], [1]))), {**FLAGSHIP, "round-timeout": 3.0}
+    )
+    assert set(hostile.failures()) == {(2, "1"), (3, "1")}
+    assert all(reason in told for told in hostile.failures().values())
+    assert equal(hostile.server(), absent.server())
+
+
+def test_zero_gradients_teach_nothing(federation):
+    run = federation.run(federation.grid((gradients_of(np.zeros_like), When("train"))), FLAGSHIP)
+    assert run.failures() == {}
+    assert not run.server()["memory.learned"].any()
+
+
+def test_a_frame_that_cannot_be_made_is_that_of_the_round_before(federation, monkeypatch):
+    from isoproto.errors import FrameError
+
+    def fails(*_, **__):
+        raise FrameError("no eigenvalues")
+
+    monkeypatch.setattr("strategies.hyper.embed", fails)
+    run = federation.run(settings=FLAGSHIP)
+    assert run.summary["status"] == "completed"
+    assert "the frame of the round before is kept: no eigenvalues" in run.log
+    assert not run.server()["present"].any()
