@@ -390,7 +390,7 @@ class PrototypeStrategy(Strategy):
         A function of the state and the replies alone; ``server_round`` and ``accuracy`` are seen to by the
         caller.
         """
-        state, config = self.state, self.config
+        state, config = dataclasses.replace(self.state, figures={}), self.config
         if config.share != "none" and good:
             shared = average_tensors([dict(g.reply.shared) for g in good], [g.reply.contribution.samples for g in good])
             state = dataclasses.replace(state, shared=shared)
@@ -398,7 +398,9 @@ class PrototypeStrategy(Strategy):
             return state
         sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients) for g in good]
         state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
-        return hyper.learn(self.state, state, config, sent) if hyper.learns(config) else state
+        if hyper.learns(config):
+            state = hyper.learn(self.state, state, config, sent)
+        return hyper.describe(state, config, sent) if config.prototypes == "hyper" else state
 
     def _averaged(self, state: ServerState, good: Sequence[Good]) -> ServerState:
         config = self.config

@@ -40,6 +40,8 @@ _log = logging.getLogger("isoproto")
 
 Head = tuple[Tensor, Tensor]
 
+# Classes up to which the metrics hold similarity matrices.
+_MOST_SHOWN = 30
 # Training of the server's own head on uploaded prototypes: FedGH's recipe.
 _HEAD_EPOCHS, _HEAD_BATCH, _HEAD_RATE = 100, 100, 0.01
 
@@ -104,7 +106,7 @@ def relation_target(state: ServerState, config: RunConfig) -> Tensor:
         p = state.prototypes.double()
         rows = p if gcsa else functional.normalize(p, dim=1)
         # Before there are prototypes, classes are as far apart as orthogonal directions.
-        distances = torch.cdist(rows, rows).square() if state.present.any() else 2.0 - 2.0 * torch.eye(len(p))
+        distances = _squared_distances(rows) if state.present.any() else 2.0 - 2.0 * torch.eye(len(p))
     return (
         shrink(centre(distances, present), beta, present) if gcsa else shrink_dissimilarities(distances, beta, present)
     )
@@ -235,6 +237,7 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
         memory["learned"] = memory.get("learned", torch.zeros(())) + (matching.vectors - start).float()
         used = max(1, int(matching.used.sum()))
         figures |= {
+            "agreement": _agreement(rows, classes),
             "matched_classes": int(matching.used.sum()),
             "matching": [round(value, 9) for value in (matching.losses / used).tolist()],
         }
@@ -242,12 +245,53 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
     if config.hyper__head == "server":
         weight, bias = _trained(server_head(before, config), after, config, [s.contribution for s in sent])
         after = dataclasses.replace(after, memory={**after.memory, "head-weight": weight, "head-bias": bias})
-    now = vectors(after, config)
-    figures["movement"] = movement(now, hyper_start(config, after.prototypes, after.present))
-    held = torch.ones_like(after.present) if config.hyper__init == "normal" else after.present
+    return dataclasses.replace(after, figures=figures)
+
+
+def describe(state: ServerState, config: RunConfig, sent: Sequence[Sent]) -> ServerState:
+    """Add to the round's figures what hyper-prototypes look like now."""
+    figures: dict[str, Any] = dict(state.figures)
+    now = vectors(state, config)
+    figures["movement"] = movement(now, hyper_start(config, state.prototypes, state.present))
+    held = torch.ones_like(state.present) if config.hyper__init == "normal" else state.present
     if (cosines := anchor_cosines(now, held)) is not None:
         figures["anchor_cosine"] = {"min": cosines[0], "mean": cosines[1]}
-    return dataclasses.replace(after, figures=figures)
+    if len(held) <= _MOST_SHOWN:
+        alike = {"hyper": _similarity(centre(_squared_distances(summaries(now)[1]), held))}
+        if "distances" in state.memory:
+            distances = state.memory["distances"]
+        else:
+            contributions = [s.contribution for s in sent]
+            distances = average_relations(contributions, [s.scatter for s in sent], len(held)).distances
+        alike["clients"] = _similarity(centre(distances, state.present))
+        figures["similarity"] = alike
+    return dataclasses.replace(state, figures=figures)
+
+
+def _squared_distances(rows: Tensor) -> Tensor:
+    return torch.cdist(rows.double(), rows.double()).square()
+
+
+def _similarity(gram: Tensor) -> list[list[float]]:
+    """Cosines of classes as seen from their mean; 0 for absent ones."""
+    inverse = gram.diagonal().clamp(min=1e-30).rsqrt() * (gram.diagonal() > 0)
+    cosines = (gram * inverse.unsqueeze(1) * inverse).clamp(-1, 1)
+    return [[round(value, 4) for value in row] for row in cosines.tolist()]
+
+
+def _agreement(rows: Sequence[Contribution], classes: int) -> float | None:
+    """Mean cosine of two clients' gradients of a class, over all pairs and the classes that have some."""
+    if not rows:
+        return None
+    ids = torch.cat([row.class_ids for row in rows])
+    units = functional.normalize(torch.cat([row.means for row in rows]).double(), dim=1)
+    total = torch.zeros(classes, units.shape[1], dtype=torch.float64).index_add_(0, ids, units)
+    holders = torch.bincount(ids, minlength=classes)
+    pairs = holders * (holders - 1)
+    if not pairs.any():
+        return None
+    own = torch.zeros(classes, dtype=torch.float64).index_add_(0, ids, units.square().sum(1))
+    return float(((total.square().sum(1) - own)[pairs > 0] / pairs[pairs > 0]).mean())
 
 
 def _shared_head(shared: Mapping[str, Tensor]) -> Head | None:

@@ -61,6 +61,8 @@ def equal(a, b):
     ("fedsaf", "evaluate", 4),
     ("fedavg", "train", 3),
     ("fedavg", "evaluate", 4),
+    ("isoproto", "train", 3),
+    ("fedhpro", "train", 3),
 ])  # fmt: skip
 def test_killed_while_clients_work(federation, unbroken, strategy, kind, server_round, after):
     """At a random client of the batch, before or after it has worked and saved its model."""
