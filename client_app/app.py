@@ -31,6 +31,7 @@ from client_app.training import (
 )
 from client_app.view import Own, View, needs_own
 from isoproto import paths, wire
+from isoproto.classifier_retrain import classifier_gradients
 from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
     ClientData,
@@ -301,9 +302,10 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     view = View(config, client.name, broadcast, own)
     if before is None:
         before = evaluate_client(client, model, view)
-    gradients = None
+    gradients: Tensor | None = None
+    heads: tuple[Tensor, Tensor] | None = None
     if config.hyper__grad_point == "before-training":
-        gradients = feature_gradients(client, model, view, extract(model, data.train_x))
+        gradients, heads = class_gradients(client, model, view, extract(model, data.train_x))
     losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
     features = extract(model, data.train_x) if running is None or config.prototypes == "hyper" else None
@@ -312,7 +314,7 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     after = evaluate_client(client, model, dataclasses.replace(view, own=own))
     if features is not None and config.hyper__grad_point == "after-training":
         # Features have moved, and so has their map into the server's frame.
-        gradients = feature_gradients(client, model, dataclasses.replace(view, own=own), features)
+        gradients, heads = class_gradients(client, model, dataclasses.replace(view, own=own), features)
     contribution = _contribution(statistics, client)
     state = dict(model.state_dict())
     if own is not None and needs_own(config):
@@ -326,6 +328,7 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
         after=after,
         seconds=time.perf_counter() - started,
         gradients=None if gradients is None else gradients[contribution.class_ids],
+        classifier=None if heads is None else (heads[0][contribution.class_ids], heads[1][contribution.class_ids]),
         shared=client.shared(model),
     )
     return wire.write_train_reply(reply, broadcast, client.name), finish
@@ -372,34 +375,37 @@ def own_statistics(client: Client, statistics: Statistics | None) -> Own | None:
     return Own(statistics.sums.mean().cpu(), counts, statistics.scatter())
 
 
-def feature_gradients(client: Client, model: FeatureModel, view: View, features: Tensor) -> Tensor | None:
-    """Return the mean feature gradient of each class, ``[C, d]``, in the server's frame, if the run asks for it.
+def class_gradients(
+    client: Client, model: FeatureModel, view: View, features: Tensor
+) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None]:
+    """Return mean gradients of each class, if the run asks for them: by features ``[C, d]``, and by the classifier.
 
-    ``None`` also for a client that has no map into that frame yet, and before the server has a head.
+    The first are in the server's frame; they are ``None`` also for a client that has no map into that frame yet, and
+    before the server has a head.
     """
     config = client.config
-    if config.prototypes != "hyper" or not float(config.hyper__learning_rate) or not len(features):
-        return None
+    learns = config.prototypes == "hyper" and bool(float(config.hyper__learning_rate))
+    retrains = config.hyper__retrain != "none"
+    if not (learns or retrains) or not len(features):
+        return None, None
     labels = client.data.train_y
     if config.hyper__grad_samples:
         generator = torch_generator(config.seed, "gradients", view.broadcast.server_round, client.name)
         index = _some_of_each(labels, config.hyper__grad_samples, generator)
         features, labels = features[index.to(features.device)], labels[index]
     labels = labels.to(features.device)
-    head: tuple[Tensor, Tensor]
-    if config.hyper__head == "shared":
-        head = model.head.weight, model.head.bias
-    elif (sent := view.head()) is not None:
-        head = sent[0].to(features.device), sent[1].to(features.device)
-    else:
-        return None
-    if config.frame != "shared":
-        there = view.map()
-        if there is None:
-            return None
+    own_head = model.head.weight.detach(), model.head.bias.detach()
+    classifier = None
+    if retrains:
+        of_weight, of_bias = classifier_gradients(features, labels, *own_head)
+        classifier = of_weight.cpu(), of_bias.cpu()
+    head = own_head if config.hyper__head == "shared" else view.head()
+    there = view.map()
+    if not learns or head is None or (config.frame != "shared" and there is None):
+        return None, classifier
+    if there is not None:
         features = there.forward(features)
-    with torch.no_grad():
-        return linear_gradients(features, labels, *head).mean().cpu()
+    return linear_gradients(features, labels, *(t.to(features.device) for t in head)).mean().cpu(), classifier
 
 
 def _some_of_each(labels: Tensor, most: int, generator: torch.Generator) -> Tensor:

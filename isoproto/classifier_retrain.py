@@ -14,10 +14,36 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from isoproto.feature_gradients import cross_entropy_residuals
 from isoproto.hyperproto import TINY
 from isoproto.precision import full_precision
+
+
+@torch.no_grad()
+def classifier_gradients(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a client sends for each class: mean gradients of cross-entropy with respect to weight and bias.
+
+    Args:
+        features: Shape ``[n, d]``.
+        labels: Their classes, shape ``[n]``, int64.
+        weight: Of the classifier, shape ``[C, d]``.
+        bias: Likewise, shape ``[C]``.
+
+    Returns:
+        Shapes ``[C, C, d]`` and ``[C, C]``; zero for classes without samples.
+
+    Example:
+        >>> x, y = torch.tensor([[2.0], [4.0]]), torch.tensor([0, 0])
+        >>> classifier_gradients(x, y, torch.zeros(2, 1), torch.zeros(2))[0].flatten()
+        tensor([-1.5000,  1.5000,  0.0000,  0.0000])
+    """
+    x = full_precision(features)
+    residuals = cross_entropy_residuals(x @ weight.to(x).T + bias.to(x), labels)
+    share = functional.one_hot(labels, len(weight)).to(x)
+    share = share / share.sum(0).clamp(min=1)
+    return torch.einsum("nc,nk,nd->ckd", share, residuals, x), share.T @ residuals
 
 
 def fit_meta_features(

@@ -133,6 +133,8 @@ class RunConfig:
         hyper__grad_weight: Weight of a client's gradient of a class in their mean: 1, or its samples of the class.
         hyper__grad_point: Gradients are taken after local training (the paper) or before (the published code).
         hyper__grad_samples: Samples of a class that gradients are taken of, as in the published code; 0: all.
+        hyper__retrain: ``creff``: the server replaces the averaged classifier by one that it trains on features made
+            of classifier gradients, as the published code does for long-tailed data.
         hyper__margin: Margin of HPCL: ``none``; the paper's, with its ``literal`` divisor or a true mean over the
             pairs ``present``; the published code's ``additive``; ``auto`` as above.
         hyper__temperature: Temperature of HPCL, > 0.
@@ -170,6 +172,7 @@ class RunConfig:
     hyper__grad_weight: str = _one_of("uniform", "uniform", "class_samples")
     hyper__grad_point: str = _one_of("after-training", "after-training", "before-training")
     hyper__grad_samples: int = _number(0, 0)
+    hyper__retrain: str = _one_of("none", "none", "creff")
     hyper__margin: str = _one_of(AUTO, AUTO, "none", "literal", "present", "additive")
     hyper__temperature: float = _number(0.05, 0, above=True)
     hyper__form: str = _one_of(AUTO, AUTO, "paper", "paper_mean", "normalised", "normalised_mean")

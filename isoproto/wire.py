@@ -36,7 +36,7 @@ _DTYPES = frozenset({"float16", "float32", "float64", "uint8", "int8", "int16", 
 
 LOSSES = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
 # All that a reply may hold: with these names and the shapes that C and d settle, its size is bounded.
-_ROWS = ("class-ids", "proto", "count", "grad")
+_ROWS = ("class-ids", "proto", "count", "grad", "grad-weight", "grad-bias")
 _SENT = ("prototypes", "present", "relations", "anchor-dir", "anchor-mean", "hyper", "head-weight", "head-bias")
 _HYPER_LIMIT = 64  # hyper-prototypes per class
 _EVALUATED = ("correct", "total", "correct-prototype")
@@ -162,6 +162,7 @@ class TrainReply:
         after: Accuracy after training.
         seconds: Time the client spent on the message.
         gradients: Mean feature gradient of each class in ``contribution``, ``[P, d]``, or ``None``.
+        classifier: Their mean gradients with respect to the head, ``[P, C, d]`` and ``[P, C]``, or ``None``.
     """
 
     contribution: Contribution
@@ -171,6 +172,7 @@ class TrainReply:
     after: Evaluation
     seconds: float
     gradients: Tensor | None = None
+    classifier: tuple[Tensor, Tensor] | None = None
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -186,6 +188,7 @@ class Expected:
         feature_dim: d.
         max_norm: Largest norm of a prototype row.
         shared: Names, dtypes and shapes of shared weights; empty if none may come.
+        classifier: Whether gradients with respect to the head may come.
         max_gradient: Largest norm of a gradient row; 0 if none may come, infinite if the head in the reply tells.
     """
 
@@ -196,6 +199,7 @@ class Expected:
     feature_dim: int
     max_norm: float = math.inf
     max_gradient: float = 0.0
+    classifier: bool = False
     shared: Spec = field(default_factory=dict)
 
 
@@ -295,6 +299,9 @@ def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> R
     }
     if reply.gradients is not None:
         arrays["grad"] = _array(reply.gradients, torch.float32)
+    if reply.classifier is not None:
+        for name, tensor in zip(("grad-weight", "grad-bias"), reply.classifier, strict=True):
+            arrays[name] = _array(tensor, torch.float32)
     content = RecordDict(
         {
             _CONFIG: _reply_config(broadcast, client),
@@ -331,7 +338,8 @@ def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: s
 def payload_bytes(reply: TrainReply) -> int:
     """Return the payload of a reply's rows in bytes: ids, float32 rows and counts, without any framing."""
     rows, width = reply.contribution.means.shape
-    return rows * (4 + 4 * width * (1 if reply.gradients is None else 2) + 8)
+    others = sum(4 * t.numel() for t in reply.classifier or ())
+    return rows * (4 + 4 * width * (1 if reply.gradients is None else 2) + 8) + others
 
 
 def _reply_config(broadcast: Broadcast, client: str) -> ConfigRecord:
@@ -536,6 +544,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
         after=_read_evaluation(metrics, "after"),
         seconds=_finite(metrics, "seconds", 0.0),
         gradients=_read_gradients(arrays, ids, shared, expected),
+        classifier=_read_classifier(arrays, ids, expected),
         shared=shared,
     )
 
@@ -633,6 +642,21 @@ def _read_gradients(
             f"its head is longer than {limit:.3g}"
         )
     return gradients
+
+
+def _read_classifier(arrays: ArrayRecord, ids: Tensor, expected: Expected) -> tuple[Tensor, Tensor] | None:
+    if "grad-weight" not in arrays and "grad-bias" not in arrays:
+        return None
+    if not expected.classifier:
+        raise WireError("the reply carries classifier gradients, but this strategy uses none")
+    shape = (len(ids), expected.num_classes, expected.feature_dim)
+    weight = _tensor(arrays, "grad-weight", "float32", shape)
+    bias = _tensor(arrays, "grad-bias", "float32", shape[:2])
+    _check_finite({"grad-weight": weight, "grad-bias": bias}, "of the classifier")
+    largest = max((float(t.double().flatten(1).norm(dim=1).max()) for t in (weight, bias) if len(t)), default=0.0)
+    if largest > expected.max_norm:
+        raise WireError(f"array 'grad-weight': a class has norm {largest:.3g}, `max-norm` is {expected.max_norm:.3g}")
+    return weight, bias
 
 
 def gradient_limit(weight: Tensor) -> float:

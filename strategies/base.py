@@ -134,6 +134,8 @@ class PrototypeStrategy(Strategy):
         own = cls.defaults if config.alignment == cls.point.alignment else {}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
+        if config.hyper__retrain != "none" and config.share not in ("head", "model"):
+            raise ConfigError("`hyper.retrain` replaces the averaged classifier; it takes share = 'head' or 'model'")
         if config.prototypes == "hyper" and config.hyper__head == "shared" and config.share not in ("head", "model"):
             raise ConfigError(
                 f"`hyper.head = shared` is the averaged classifier, and `share = {config.share}` averages none; "
@@ -394,9 +396,11 @@ class PrototypeStrategy(Strategy):
         if config.share != "none" and good:
             shared = average_tensors([dict(g.reply.shared) for g in good], [g.reply.contribution.samples for g in good])
             state = dataclasses.replace(state, shared=shared)
+        sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients, g.reply.classifier) for g in good]
+        if config.hyper__retrain != "none":
+            state = hyper.retrain(self.state, state, config, sent)
         if config.prototypes == "none":
             return state
-        sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients) for g in good]
         state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
         if hyper.learns(config):
             state = hyper.learn(self.state, state, config, sent)
@@ -455,6 +459,7 @@ class PrototypeStrategy(Strategy):
                     feature_dim=self.config.feature_dim,
                     max_norm=self.config.max_norm,
                     max_gradient=limit,
+                    classifier=self.config.hyper__retrain != "none",
                     shared=self._spec if self.config.share != "none" else {},
                 )
                 for client in group

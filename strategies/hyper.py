@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from isoproto.classifier_retrain import fit_meta_features, train_classifier
 from isoproto.config import RunConfig
 from isoproto.errors import FrameError
 from isoproto.feature_gradients import prototype_head
@@ -30,7 +31,7 @@ from isoproto.frames import (
     shrink_dissimilarities,
     similarity_map,
 )
-from isoproto.hyperproto import anchor_cosines, match_gradients, movement, summaries
+from isoproto.hyperproto import anchor_cosines, initial_vectors, match_gradients, movement, summaries
 from isoproto.prototypes import Contribution, average_prototypes
 from isoproto.seeding import torch_generator
 from isoproto.starts import hyper_start
@@ -42,6 +43,7 @@ Head = tuple[Tensor, Tensor]
 
 # Classes up to which the metrics hold similarity matrices.
 _MOST_SHOWN = 30
+_META_FEATURES = 50  # per class, as in the published code
 # Training of the server's own head on uploaded prototypes: FedGH's recipe.
 _HEAD_EPOCHS, _HEAD_BATCH, _HEAD_RATE = 100, 100, 0.01
 
@@ -53,11 +55,13 @@ class Sent(NamedTuple):
         contribution: Its class means.
         scatter: Variance of its features about them.
         gradients: Its mean feature gradients, ``[P, d]``, or ``None``.
+        classifier: Its mean classifier gradients, ``[P, C, d]`` and ``[P, C]``, or ``None``.
     """
 
     contribution: Contribution
     scatter: float
     gradients: Tensor | None
+    classifier: tuple[Tensor, Tensor] | None = None
 
 
 def uses_relations(config: RunConfig) -> bool:
@@ -213,8 +217,10 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
     memory = dict(after.memory)
     classes, width = after.prototypes.shape
     own = config.hyper__head == "shared"
-    # The paper matches through the head that is averaged this round, which all clients' heads are close to.
-    head = _shared_head(after.shared) if own else gradient_head(before, config)
+    # The paper matches through the head that is averaged this round, which all clients' heads are close to. A head
+    # that was trained anew is close to nobody's: then the one that clients used counts.
+    retrained = config.hyper__retrain != "none" and before.shared
+    head = _shared_head((before if retrained else after).shared) if own else gradient_head(before, config)
     base = after if own or not before.present.any() else before
     rows = [
         s.contribution._replace(means=s.gradients, class_ids=s.contribution.class_ids)
@@ -292,6 +298,40 @@ def _agreement(rows: Sequence[Contribution], classes: int) -> float | None:
         return None
     own = torch.zeros(classes, dtype=torch.float64).index_add_(0, ids, units.square().sum(1))
     return float(((total.square().sum(1) - own)[pairs > 0] / pairs[pairs > 0]).mean())
+
+
+def retrain(before: ServerState, after: ServerState, config: RunConfig, sent: Sequence[Sent]) -> ServerState:
+    """Replace the averaged classifier by one trained on features that produce the clients' classifier gradients."""
+    # The head that clients took gradients through: what they were sent, or nearly the one averaged now.
+    early = config.hyper__grad_point == "before-training"
+    head = (_shared_head(before.shared) if early else None) or _shared_head(after.shared)
+    rows = [s for s in sent if s.classifier is not None]
+    if head is None or not rows:
+        return after
+    classes, width = after.prototypes.shape
+    of_weight, of_bias = (
+        average_prototypes(
+            [s.contribution._replace(means=s.classifier[i].flatten(1)) for s in rows if s.classifier],
+            classes,
+            classes * (width if i == 0 else 1),
+            weighting=config.hyper__grad_weight,
+        )
+        for i in (0, 1)
+    )
+    stream = ("creff", before.server_round)
+    start = after.memory.get("meta")
+    if start is None:
+        start = initial_vectors(classes, _META_FEATURES, width, torch_generator(config.seed, "creff"))
+    fitted = fit_meta_features(
+        start, *head, of_weight.vectors.view(classes, classes, width), of_bias.vectors, of_weight.present
+    )
+    known = of_weight.present | after.memory.get("meta-known", torch.zeros_like(of_weight.present))
+    weight, bias = train_classifier(fitted, known, generator=torch_generator(config.seed, *stream))
+    return dataclasses.replace(
+        after,
+        shared={**after.shared, "head.weight": weight, "head.bias": bias},
+        memory={**after.memory, "meta": fitted, "meta-known": known},
+    )
 
 
 def _shared_head(shared: Mapping[str, Tensor]) -> Head | None:

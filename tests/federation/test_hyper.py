@@ -98,6 +98,7 @@ def test_gradients_travel_from_round_2_on_and_only_if_something_is_learned(feder
             "hyper.margin": "additive",
             "hyper.form": "normalised_mean",
             "hyper.distance": "coordinate_sign",
+            "hyper.retrain": "creff",
         },
     ],
     ids=lambda settings: ", ".join(f"{k}={v}" for k, v in settings.items()),
@@ -141,6 +142,19 @@ def test_a_hostile_gradient_changes_nothing_but_its_clients_standing(federation,
     assert set(hostile.failures()) == {(2, "1"), (3, "1")}
     assert all(reason in told for told in hostile.failures().values())
     assert equal(hostile.server(), absent.server())
+
+
+def test_a_retrained_classifier_takes_the_place_of_the_averaged_one(federation):
+    settings = {"strategy": "fedhpro", "models": "cnn", "rounds": 2}
+    plain = federation.run(settings=settings)
+    run = federation.run(settings={**settings, "hyper.retrain": "creff"})
+    assert run.failures() == {}
+    assert run.server()["memory.meta"].shape == (4, 50, 8)
+    assert not torch.equal(run.server()["shared.head.weight"], plain.server()["shared.head.weight"])
+    extra = [
+        a["bytes"]["up_rows"] - b["bytes"]["up_rows"] for a, b in zip(run.of("round"), plain.of("round"), strict=True)
+    ]
+    assert extra == [14 * 4 * (4 * 8 + 4)] * 2
 
 
 def test_zero_gradients_teach_nothing(federation):

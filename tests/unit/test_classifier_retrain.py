@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from isoproto import classifier_retrain
 from isoproto.classifier_retrain import fit_meta_features, train_classifier
 from isoproto.hyperproto import initial_vectors
 
@@ -34,6 +35,15 @@ def classifier_gradients(x, labels, weight, bias):
         for kept, gradient in zip((of_weight, of_bias), torch.autograd.grad(loss, (w, b)), strict=True):
             kept.append(gradient)
     return torch.stack(of_weight), torch.stack(of_bias)
+
+
+def test_client_gradients_equal_autograd():
+    generator = torch.Generator().manual_seed(3)
+    x, labels = torch.randn(9, 4, generator=generator), torch.tensor([0, 0, 2, 1, 2, 2, 1, 0, 1])
+    weight, bias = torch.randn(3, 4, generator=generator), torch.randn(3, generator=generator)
+    found = classifier_retrain.classifier_gradients(x, labels, weight, bias)
+    for ours, theirs in zip(found, classifier_gradients(x, labels, weight, bias), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_steps_equal_double_differentiation_of_one_class_at_a_time():
