@@ -34,7 +34,7 @@ Reply = TypeVar("Reply")
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
 _UNASKED = "ignored a reply of node %d that nobody waits for"
-# What `auto` stands for where the method does not say: the flagship's choice (docs/adr/0005-flagship.md), and for
+# What `auto` stands for where the method does not say: the flagship's choice (docs/adr/0006-flagship.md), and for
 # lambda and gamma what was found under the product's optimiser (docs/adr/0003-weights.md).
 _DEFAULTS = {
     "missing": "mask",
