@@ -3,17 +3,26 @@
 Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
 Cells are written to benchmarks/results/flagship-<stage>.json as they end; a second call runs only what is missing.
 
-    python benchmarks/reproduce/flagship.py screening main one cifar10   # run what is missing, two cells at a time
+    python benchmarks/reproduce/flagship.py screening main one           # run what is missing, two cells at a time
+    python benchmarks/reproduce/flagship.py cifar10 tail --data-dir DIR  # DIR holds cifar10.npz
     python benchmarks/reproduce/flagship.py --table                      # only write docs/flagship.md from the JSON
 """
 
 import argparse
+import io
 import itertools
+import os
+import statistics
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from cells import ROOT, run_missing
+import numpy as np
+from cells import ROOT, load, points, run_missing
+from PIL import Image
 
 RESULTS = ROOT / "benchmarks" / "results"
+TABLE = ROOT / "docs" / "flagship.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 Cells = dict[str, dict[str, Any]]
 
@@ -72,7 +81,62 @@ ONE: Cells = {
 }
 
 
-def stages(data: str) -> dict[str, Cells]:
+CIFAR: Cells = {
+    name: METHODS[name]
+    for name in (
+        "local",
+        "fedproto",
+        "fedsaf, gcsa",
+        "fedsaf, rcsa",
+        "fedhpro, share = head",
+        "isoproto",
+        "isoproto, S frozen",
+        "isoproto, anchors = own",
+        "isoproto, anchors = private, shrink = 1",
+    )
+}
+TAIL: Cells = {
+    **{f"one architecture, {name}": {**settings, "models": "cnn"} for name, settings in ONE.items()},
+    "one architecture, fedhpro + classifier re-training": {
+        "strategy": "fedhpro",
+        "hyper.retrain": "creff",
+        "models": "cnn",
+    },
+    **{name: METHODS[name] for name in ("local", "isoproto", "isoproto, S frozen")},
+}
+TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
+
+
+def prepare(data_dir: Path) -> None:
+    """Write two small sets from the pack's CIFAR-10 into the data folder of this process: a subset, and a long tail."""
+    with np.load(data_dir / "cifar10.npz") as pack:
+        jpeg, offsets, labels, split = (pack[key] for key in ("jpeg", "offsets", "labels", "split"))
+    rng = np.random.default_rng(0)
+    train, test = (rng.permutation(np.flatnonzero(split == part)) for part in (0, 1))
+
+    def pictures(index: np.ndarray) -> np.ndarray:
+        decoded = [Image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB") for i in index]
+        return np.stack([np.asarray(picture) for picture in decoded])
+
+    def of_each(index: np.ndarray, most: list[int]) -> np.ndarray:
+        return np.concatenate([index[labels[index] == c][:n] for c, n in enumerate(most)])
+
+    tail = [round(TAIL_MOST * RHO ** (-c / 9)) for c in range(10)]
+    folder = Path(os.environ["ISOPROTO_HOME"]) / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, parts in {
+        "cifar10-small": (train[:TRAIN], test[:TEST]),
+        "cifar10-tail": (of_each(train, tail), of_each(test, [TAIL_TEST] * 10)),
+    }.items():
+        arrays = {
+            f"{part}_{key}": value
+            for part, index in zip(("train", "test"), parts, strict=True)
+            for key, value in (("x", pictures(index)), ("y", labels[index].astype(np.int64)))
+        }
+        np.savez(folder / f"{name}.npz", **arrays, classes=np.array([str(c) for c in range(10)]))
+
+
+def stages() -> dict[str, Cells]:
     """Return the settings of every cell by stage and name."""
     seeds = list(itertools.product(SEEDS, PARTITIONS))
     return {
@@ -97,21 +161,121 @@ def stages(data: str) -> dict[str, Cells]:
             for seed, partition in seeds
             for name, settings in ONE.items()
         },
+        "cifar10": {
+            f"Dirichlet 0.1 | {name} | seed 0": {
+                "data": "npz:cifar10-small.npz",
+                "rounds": 12,
+                "evaluate-every": 1,
+                **PARTITIONS["Dirichlet 0.1"],
+                **settings,
+            }
+            for name, settings in CIFAR.items()
+        },
+        "tail": {
+            f"Dirichlet 0.5, rho 100 | {name} | seed 0": {
+                "data": "npz:cifar10-tail.npz",
+                "rounds": 15,
+                "evaluate-every": 1,
+                "partition": "dirichlet",
+                "alpha": 0.5,
+                "split": "official",
+                **settings,
+            }
+            for name, settings in TAIL.items()
+        },
     }
 
 
+def table() -> str:
+    """Return docs/flagship.md."""
+    done = {stage: load(RESULTS / f"flagship-{stage}.json") for stage in stages()}
+    lines = [INTRODUCTION]
+
+    def single(stage: str, partition: str, rows: Cells, control: str, suffix: str = "") -> None:
+        found = {name: done[stage].get(f"{partition} | {name}{suffix}") for name in rows}
+        if not all(found.values()):
+            return
+        lines.extend([f"### {partition}\n", "| method | final | last five | minus control (last five) |"])
+        lines.append("| --- | ---: | ---: | ---: |")
+        accuracy = {name: cell["accuracy"] for name, cell in found.items() if cell}
+        for name, own in accuracy.items():
+            gain = "" if name == control else f"{100 * (own['last5'] - accuracy[control]['last5']):+.2f}"
+            lines.append(f"| {name} | {100 * own['mean']:.2f} | {100 * own['last5']:.2f} | {gain} |")
+        lines.append("")
+
+    def seeded(stage: str, partition: str, rows: Cells, control: str) -> None:
+        cells = {name: [done[stage].get(f"{partition} | {name} | seed {s}") for s in SEEDS] for name in rows}
+        if not all(all(found) for found in cells.values()):
+            return
+        last = {name: [cell["accuracy"]["last5"] for cell in found if cell] for name, found in cells.items()}
+        final = {name: [cell["accuracy"]["mean"] for cell in found if cell] for name, found in cells.items()}
+        lines.extend(
+            [
+                f"### {partition}\n",
+                "| method | final | last five | minus control, paired | by seed | minus its frozen twin |",
+            ]
+        )
+        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+        for name in rows:
+            gain = [a - b for a, b in zip(last[name], last[control], strict=True)]
+            twin = last.get(f"{name}, S frozen")
+            learned = [a - b for a, b in zip(last[name], twin, strict=True)] if twin else []
+            columns = [points(final[name]), points(last[name])]
+            columns += ["", ""] if name == control else [points(gain), ", ".join(f"{100 * g:+.2f}" for g in gain)]
+            lines.append(f"| {name} | {' | '.join(columns)} | {points(learned) if learned else ''} |")
+        lines.append("")
+
+    lines.append("## Four architectures, nobody's weights (three seeds; control: local)\n")
+    for partition in PARTITIONS:
+        seeded("main", partition, METHODS, "local")
+    lines.append("## One architecture, models averaged (three seeds; control: fedavg)\n")
+    for partition in PARTITIONS:
+        seeded("one", partition, ONE, "fedavg")
+    lines.append("## CIFAR-10, 8,000 + 2,000 pictures, 12 rounds (one seed; control: local)\n")
+    single("cifar10", "Dirichlet 0.1", CIFAR, "local", " | seed 0")
+    lines.append("## Long tail: CIFAR-10 with 2,000 to 20 pictures a class, balanced test set, 15 rounds (one seed)\n")
+    lines.append(
+        "Rows with four architectures are own-model accuracies; with one architecture it is the averaged model.\n"
+    )
+    single("tail", "Dirichlet 0.5, rho 100", TAIL, "one architecture, fedavg", " | seed 0")
+    lines.append("## Screening: one thing changed at a time (digits4, seed 0; control: local)\n")
+    for partition in ("Dirichlet 0.1", "by domain"):
+        single("screening", partition, SCREENING, "local")
+    cells = [cell for found in done.values() for cell in found.values()]
+    minutes = sum(cell["cpu_seconds"] for cell in cells) / 60
+    median = statistics.median(cell["cpu_seconds"] for cell in cells)
+    commits = sorted({cell["git_commit"] for cell in cells})
+    lines.append(
+        f"{len(cells)} runs, {minutes:.0f} minutes of CPU (median {median:.0f} s a run). Code {', '.join(commits)}; "
+        + ", ".join(f"{name} {version}" for name, version in cells[0]["versions"].items())
+        + "."
+    )
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# Hyper-prototypes, measured
+
+INTRO
+"""
+
+
 def main() -> None:
-    """Run what is missing of the stages named."""
+    """Run what is missing of the stages named, then write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*")
     parser.add_argument("--data-dir", default="", help="folder with cifar10.npz")
     parser.add_argument("--table", action="store_true", help="only write the tables from the JSON")
     arguments = parser.parse_args()
-    for stage in arguments.stages:
-        command = f"python benchmarks/reproduce/flagship.py {stage}"
-        run_missing(
-            RESULTS / f"flagship-{stage}.json", stages(arguments.data_dir)[stage], clients=CLIENTS, command=command
-        )
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["ISOPROTO_HOME"] = home  # of the cells' processes too
+        if {"cifar10", "tail"} & set(arguments.stages):
+            prepare(Path(arguments.data_dir).expanduser())
+        for stage in arguments.stages:
+            command = f"python benchmarks/reproduce/flagship.py {stage}"
+            run_missing(RESULTS / f"flagship-{stage}.json", stages()[stage], clients=CLIENTS, command=command)
+    if arguments.table:
+        TABLE.write_text(table())
+        print(f"wrote {TABLE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
