@@ -47,9 +47,12 @@ e2e: setup ## the longer real runs: kills and resume, 200 nodes, processes
 
 bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/round_overhead.py
+	$(BIN)/python benchmarks/speed/server_step.py
+	$(BIN)/python benchmarks/speed/aggregate.py
 
-results: setup ## the table of docs/results.md, from JSON in benchmarks/results
+results: setup ## the tables of docs/results.md and docs/flagship.md, from JSON in benchmarks/results
 	$(BIN)/python benchmarks/reproduce/digits4.py
+	$(BIN)/python benchmarks/reproduce/flagship.py screening main one --table
 
 fab: setup ## build the bundle and list what is in it
 	$(BIN)/flwr build --app . && unzip -l *.fab

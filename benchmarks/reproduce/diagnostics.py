@@ -1,8 +1,8 @@
 """Pictures of what gradient matching does, from runs of ours: FedHPro's Fig. 4 and Fig. 2.
 
-Fig. 4: L_GM against the matching step, round by round. Fig. 2: how far averaged prototypes and hyper-prototypes are from
-*central* ones, the class means of all training pictures pooled, under the averaged model (so one architecture only, and
-in simulation only: nobody could pool the pictures otherwise).
+Fig. 4: L_GM against the matching step, round by round. Fig. 2: how far averaged prototypes and hyper-prototypes are
+from *central* ones, the class means of all training pictures pooled, under the averaged model (so one architecture
+only, and in simulation only: nobody could pool the pictures otherwise).
 
     python benchmarks/reproduce/diagnostics.py    # docs/figures/*.svg, benchmarks/results/diagnostics.json; 3 minutes
 """
@@ -44,7 +44,7 @@ def run(settings: dict[str, Any]) -> tuple[RunConfig, list[ServerState], list[di
     states: list[ServerState] = []
     save = server_app.app.save_checkpoint
 
-    def keep(folder: Path, checkpoint: Any) -> None:  # noqa: ANN401
+    def keep(folder: Path, checkpoint: Any) -> None:
         states.append(ServerState.from_checkpoint(checkpoint))
         save(folder, checkpoint)
 

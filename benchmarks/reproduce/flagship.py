@@ -3,9 +3,9 @@
 Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
 Cells are written to benchmarks/results/flagship-<stage>.json as they end; a second call runs only what is missing.
 
-    python benchmarks/reproduce/flagship.py screening main one           # run what is missing, two cells at a time
-    python benchmarks/reproduce/flagship.py cifar10 tail --data-dir DIR  # DIR holds cifar10.npz
-    python benchmarks/reproduce/flagship.py --table                      # only write docs/flagship.md from the JSON
+    python benchmarks/reproduce/flagship.py screening main one long           # run what is missing, two cells at a time
+    python benchmarks/reproduce/flagship.py cifar10 tail many --data-dir DIR  # cifar10.npz and tiny_imagenet100.npz
+    python benchmarks/reproduce/flagship.py --table                           # write docs/flagship.md from the JSON
 """
 
 import argparse
@@ -104,36 +104,55 @@ TAIL: Cells = {
     },
     **{name: METHODS[name] for name in ("local", "isoproto", "isoproto, S frozen")},
 }
+# 100 classes: does the federation know more of their relations than the simplex, which needs no message?
+MANY: Cells = {
+    "local": {"strategy": "local"},
+    "isoproto": FLAGSHIP,
+    "isoproto, S frozen": {**FLAGSHIP, **FROZEN},
+    "GCSA alone, shrink 0": {**FLAGSHIP, "alignment": "gcsa", "relation.shrink": 0.0, **FROZEN},
+    "GCSA alone, shrink 0.5": {**FLAGSHIP, "alignment": "gcsa", **FROZEN},
+    "GCSA alone, shrink 1": {**FLAGSHIP, "alignment": "gcsa", "relation.shrink": 1.0, **FROZEN},
+}
+# Other optimisers, and training until it has converged.
+OPTIMISERS: Cells = {
+    "SGD 0.1 without momentum": {"learning-rate": 0.1, "momentum": 0.0},
+    "Adam 0.002": {"optimizer": "adam", "learning-rate": 0.002},
+    "60 rounds": {"rounds": 60},
+}
+LONG: Cells = {
+    f"{optimiser}, {name}": {**settings, **changes}
+    for optimiser, changes in OPTIMISERS.items()
+    for name, settings in (("local", {"strategy": "local"}), ("isoproto", FLAGSHIP))
+}
+MANY_TRAIN, MANY_TEST = 10000, 2000
 TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
 
 
 def prepare(data_dir: Path) -> None:
-    """Write two small sets from the pack's CIFAR-10 into the data folder of this process: a subset, and a long tail."""
-    with np.load(data_dir / "cifar10.npz") as pack:
+    """Write small sets, 32x32, from the packs into the data folder of this process: subsets, and a long tail."""
+    tail = [round(TAIL_MOST * RHO ** (-c / 9)) for c in range(10)]
+    write_subset(data_dir / "cifar10.npz", "cifar10-small", [TRAIN // 10] * 10, [TEST // 10] * 10)
+    write_subset(data_dir / "cifar10.npz", "cifar10-tail", tail, [TAIL_TEST] * 10)
+    write_subset(data_dir / "tiny_imagenet100.npz", "tiny-100", [MANY_TRAIN // 100] * 100, [MANY_TEST // 100] * 100)
+
+
+def write_subset(source: Path, name: str, train: list[int], test: list[int]) -> None:
+    """Write so many training and test pictures of each class, drawn at random."""
+    with np.load(source) as pack:
         jpeg, offsets, labels, split = (pack[key] for key in ("jpeg", "offsets", "labels", "split"))
     rng = np.random.default_rng(0)
-    train, test = (rng.permutation(np.flatnonzero(split == part)) for part in (0, 1))
-
-    def pictures(index: np.ndarray) -> np.ndarray:
-        decoded = [Image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())).convert("RGB") for i in index]
-        return np.stack([np.asarray(picture) for picture in decoded])
-
-    def of_each(index: np.ndarray, most: list[int]) -> np.ndarray:
-        return np.concatenate([index[labels[index] == c][:n] for c, n in enumerate(most)])
-
-    tail = [round(TAIL_MOST * RHO ** (-c / 9)) for c in range(10)]
+    arrays = {"classes": np.array([str(c) for c in range(len(train))])}
+    for part, (key, most) in enumerate((("train", train), ("test", test))):
+        order = rng.permutation(np.flatnonzero(split == part))
+        index = np.concatenate([order[labels[order] == c][:n] for c, n in enumerate(most)])
+        files = (io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes()) for i in index)
+        pictures = [
+            np.asarray(Image.open(file).convert("RGB").resize((32, 32), Image.Resampling.BOX)) for file in files
+        ]
+        arrays |= {f"{key}_x": np.stack(pictures), f"{key}_y": labels[index].astype(np.int64)}
     folder = Path(os.environ["ISOPROTO_HOME"]) / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, parts in {
-        "cifar10-small": (train[:TRAIN], test[:TEST]),
-        "cifar10-tail": (of_each(train, tail), of_each(test, [TAIL_TEST] * 10)),
-    }.items():
-        arrays = {
-            f"{part}_{key}": value
-            for part, index in zip(("train", "test"), parts, strict=True)
-            for key, value in (("x", pictures(index)), ("y", labels[index].astype(np.int64)))
-        }
-        np.savez(folder / f"{name}.npz", **arrays, classes=np.array([str(c) for c in range(10)]))
+    np.savez(folder / f"{name}.npz", **arrays)
 
 
 def stages() -> dict[str, Cells]:
@@ -182,6 +201,20 @@ def stages() -> dict[str, Cells]:
                 **settings,
             }
             for name, settings in TAIL.items()
+        },
+        "many": {
+            f"Dirichlet 0.1 | {name} | seed 0": {
+                "data": "npz:tiny-100.npz",
+                "rounds": 15,
+                "evaluate-every": 1,
+                **PARTITIONS["Dirichlet 0.1"],
+                **settings,
+            }
+            for name, settings in MANY.items()
+        },
+        "long": {
+            f"by domain | {name} | seed 0": {**DIGITS, **PARTITIONS["by domain"], **settings}
+            for name, settings in LONG.items()
         },
     }
 
@@ -238,6 +271,14 @@ def table() -> str:
         "Rows with four architectures are own-model accuracies; with one architecture it is the averaged model.\n"
     )
     single("tail", "Dirichlet 0.5, rho 100", TAIL, "one architecture, fedavg", " | seed 0")
+    lines.append(
+        "## 100 classes: Tiny-ImageNet-100 at 32x32, 10,000 + 2,000 pictures, 15 rounds (one seed; control: local)\n"
+    )
+    single("many", "Dirichlet 0.1", MANY, "local", " | seed 0")
+    lines.append("## Other optimisers, and longer training (one seed)\n")
+    for optimiser in OPTIMISERS:
+        rows = {name: settings for name, settings in LONG.items() if name.startswith(optimiser)}
+        single("long", "by domain", rows, f"{optimiser}, local", " | seed 0")
     lines.append("## Screening: one thing changed at a time (digits4, seed 0; control: local)\n")
     for partition in ("Dirichlet 0.1", "by domain"):
         single("screening", partition, SCREENING, "local")
@@ -268,7 +309,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["ISOPROTO_HOME"] = home  # of the cells' processes too
-        if {"cifar10", "tail"} & set(arguments.stages):
+        if {"cifar10", "tail", "many"} & set(arguments.stages):
             prepare(Path(arguments.data_dir).expanduser())
         for stage in arguments.stages:
             command = f"python benchmarks/reproduce/flagship.py {stage}"

@@ -1,30 +1,68 @@
-"""Seconds to average the replies of 1,000 clients with 20 classes each, d = 512: prototypes, then gradients.
+"""Seconds of a server to fold in 1,000 replies with 20 classes each, d = 512: averages, frames, gradient matching.
 
 python benchmarks/speed/aggregate.py [--repeats 5] [--force]
 """
 
 import argparse
+import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 from machine import require_idle, write_results
 
+from isoproto.config import RunConfig
 from isoproto.prototypes import Contribution, average_prototypes
+from strategies import STRATEGIES, hyper
+from strategies.state import ServerState
 
 CLIENTS, CLASSES, HELD, WIDTH, TARGET = 1000, 100, 20, 512, 1.0
 
 
-def make_replies(seed: int) -> list[Contribution]:
-    """What the clients send, each for its own 20 of 100 classes."""
-    generator = torch.Generator().manual_seed(seed)
+def make_replies() -> list[hyper.Sent]:
+    """What the clients send, each for its own 20 of 100 classes, in its own coordinates."""
+    generator = torch.Generator().manual_seed(0)
+    true = torch.randn(CLASSES, WIDTH, generator=generator)
     replies = []
     for _ in range(CLIENTS):
         ids = torch.randperm(CLASSES, generator=generator)[:HELD].sort().values
         counts = torch.randint(1, 100, (HELD,), generator=generator)
-        rows = torch.randn(HELD, WIDTH, generator=generator)
-        replies.append(Contribution(ids, rows, counts, int(counts.sum())))
+        shift = torch.randint(0, WIDTH, (), generator=generator)  # a rotation that costs nothing to make
+        rows = true[ids].roll(int(shift), 1) + 0.1 * torch.randn(HELD, WIDTH, generator=generator)
+        gradients = 0.01 * torch.randn(HELD, WIDTH, generator=generator)
+        replies.append(hyper.Sent(Contribution(ids, rows, counts, int(counts.sum())), 5.0, gradients))
     return replies
+
+
+def median(work: Callable[[], object], repeats: int) -> float:
+    """Median seconds; the first call warms up."""
+    measured = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        work()
+        measured.append(time.perf_counter() - began)
+    return statistics.median(measured[1:])
+
+
+def averages(replies: list[hyper.Sent]) -> None:
+    """Prototypes and gradients, averaged in the clients' coordinates."""
+    average_prototypes([s.contribution for s in replies], CLASSES, WIDTH)
+    rows = [s.contribution._replace(means=s.gradients) for s in replies if s.gradients is not None]
+    average_prototypes(rows, CLASSES, WIDTH, weighting="uniform")
+
+
+def flagship(replies: list[hyper.Sent], frame: str) -> Callable[[], object]:
+    """A round of the flagship after the first: relations, frame, gradient matching."""
+    asked = RunConfig(strategy="isoproto", frame=frame, feature_dim=WIDTH)
+    config = STRATEGIES["isoproto"].resolve(asked)
+    state = hyper.relate(ServerState.start(CLASSES, WIDTH), config, replies)
+
+    def fold() -> ServerState:
+        after = hyper.relate(dataclasses.replace(state, figures={}), config, replies)
+        return hyper.describe(hyper.learn(state, after, config, replies), config, replies)
+
+    return fold
 
 
 def main() -> None:
@@ -34,16 +72,13 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
     arguments = parser.parse_args()
     require_idle(arguments.force)
-    prototypes, gradients = make_replies(0), make_replies(1)
-    measured = []
-    for _ in range(arguments.repeats + 1):
-        began = time.perf_counter()
-        average_prototypes(prototypes, CLASSES, WIDTH)
-        average_prototypes(gradients, CLASSES, WIDTH, weighting="uniform")
-        measured.append(time.perf_counter() - began)
-    figure = statistics.median(measured[1:])  # the first one warms up
-    print(f"{figure:.3f} s")
-    results = {"unit": "s per round", "threads": torch.get_num_threads(), "figure": figure, "target": TARGET}
+    replies = make_replies()
+    figures = {"averages": median(lambda: averages(replies), arguments.repeats)}
+    for frame in ("gram", "procrustes"):
+        figures[f"isoproto, frame = {frame}"] = median(flagship(replies, frame), arguments.repeats)
+    for name, figure in figures.items():
+        print(f"{name}: {figure:.3f} s")
+    results = {"unit": "s per round", "threads": torch.get_num_threads(), "target": TARGET, "figures": figures}
     if not arguments.force:
         command = f"python benchmarks/speed/aggregate.py --repeats {arguments.repeats}"
         print("wrote", write_results("aggregate", {"command": command, **results}))
