@@ -19,14 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isoproto.metrics import AccuracySummary, History, Line, client_order
-from isoproto.report.formats import plain, size
+from isoproto.report.formats import NOTHING, cosine, plain, size
 from isoproto.report.run import ClientShare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colorbar import Colorbar
-    from matplotlib.colors import Colormap
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 PALETTE = {  # CSS variable -> (light, dark); every light colour occurs once, see `themed`
     "ink": ("#1b2330", "#e8ecf3"),
@@ -42,7 +43,9 @@ PALETTE = {  # CSS variable -> (light, dark); every light colour occurs once, se
     "series-6": ("#0a7396", "#5ac6ee"),
     "series-7": ("#5a6b2a", "#b3cc66"),
 }
-COUNTS = (0.22, 0.46, 0.86)  # the heat map's blue: its opacity carries the count, so both schemes can show it
+# Colours of the heat maps: their opacity carries the number, so both schemes can show it.
+BLUE, ORANGE = (0.22, 0.46, 0.86), (0.90, 0.42, 0.10)
+CURVES = 60  # rounds up to which every step of gradient matching is drawn
 HALF, FULL = 500, 1120  # widths: two charts side by side, and one alone
 MARKERS = "os^Dv<>p"
 
@@ -88,8 +91,9 @@ def themed(chart: Chart) -> str:
         return re.sub(r"font-family: [^;]*; ", "", tag)
 
     body = chart.svg[chart.svg.index("<svg") :]
-    # A style element would reach the whole page, and a title would follow the mouse about.
-    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>|<title>.*?</title>", "", body, flags=re.DOTALL)
+    # A style element would reach the whole page, and the drawing's own title would follow the mouse about.
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<title>.*?</title>", "", body, count=1, flags=re.DOTALL)
     body = re.sub(r"<[^>]+>", edit, body[body.index(">") + 1 :])
     frame = f'viewBox="0 0 {chart.width} {chart.height}" style="max-width: {1.2 * chart.width:.0f}px"'
     return f'<svg role="img" aria-label="{escape(chart.alt)}" {frame}>{body.strip()}'
@@ -199,8 +203,7 @@ def losses_by_round(rounds: Sequence[Line]) -> Chart | None:
     if not values:
         return None
     drawn = np.concatenate(list(values.values()))
-    drawn = drawn[np.isfinite(drawn) & (drawn != 0)]
-    log = drawn.size > 0 and bool(drawn.min() > 0 and drawn.max() > 30 * drawn.min())
+    log = _wide_range(drawn)
 
     def draw(figure: "Figure") -> None:
         axes = _axes(figure, "round", "loss (log scale)" if log else "loss")
@@ -209,11 +212,7 @@ def losses_by_round(rounds: Sequence[Line]) -> Chart | None:
             axes.plot(x, values[term], label=_words(term), **_series(index, len(x)))
         if "total" in values:
             axes.plot(x, values["total"], label="total", **_main(len(x)))
-        if log:
-            axes.set_yscale("log", nonpositive="mask")
-            _plain_log(axes)
-        else:
-            axes.set_ylim(bottom=min([0.0, *drawn]))
+        _loss_scale(axes, drawn)
         _round_ticks(axes, x)
         _legend(figure, axes)
 
@@ -295,6 +294,89 @@ def seconds_by_round(rounds: Sequence[Line]) -> Chart | None:
     )
 
 
+def matching_by_round(rounds: Sequence[Line]) -> Chart | None:
+    """The gradient-matching loss L_GM within each round; only from where to where, when the rounds are many."""
+    every = {line["round"]: np.array(_hyper(line).get("matching") or (), dtype=np.float64) for line in rounds}
+    curves = {round_: curve[np.isfinite(curve)] for round_, curve in every.items() if np.isfinite(curve).any()}
+    if not curves:
+        return None
+    x, drawn = np.array(list(curves)), np.concatenate(list(curves.values()))
+    before, after = (np.array([curve[i] for curve in curves.values()]) for i in (0, -1))
+    whole = len(curves) <= CURVES
+    reach = 0.4 if whole else 0.0  # a round's curve stands around its tick, with a gap to the next one
+
+    def draw(figure: "Figure") -> None:
+        axes = _axes(figure, "round", "L_GM per class (log scale)" if _wide_range(drawn) else "L_GM per class")
+        colour = _colour("series-0")
+        for round_, curve in curves.items() if whole else ():
+            axes.plot(round_ + np.linspace(-reach, reach, len(curve)), curve, color=colour, linewidth=2)
+        ends: dict[str, Any] = {"color": colour, "markersize": 6, "linewidth": 2}
+        ends |= {"linestyle": "", "marker": "o"} if whole else {"linestyle": "-"}
+        start = {"markerfacecolor": _colour("panel")} if whole else {"linestyle": ":"}
+        axes.plot(x - reach, before, label="before the first step", **{**ends, **start})
+        axes.plot(x + reach, after, label="after the last step", **ends)
+        _loss_scale(axes, drawn)
+        _round_ticks(axes, x)
+        _legend(figure, axes)
+
+    falls = [f"from {before[i]:.3g} to {after[i]:.3g} in round {x[i]}" for i in sorted({0, len(x) - 1})]
+    return _chart(
+        "matching",
+        "Gradient matching",
+        draw,
+        alt=f"Gradient-matching loss per class within each round: {', '.join(falls)}.",
+        caption="The gradients that hyper-prototypes give, against those of the clients' real samples: L_GM, mean over "
+        "the classes matched in the round. "
+        + ("Each curve runs over the steps of one round. " if whole else "")
+        + "Clients and heads have changed by the next round, so it starts anew from there.",
+        width=FULL,
+    )
+
+
+def class_similarity(rounds: Sequence[Line], classes: Sequence[str]) -> Chart | None:
+    """Which classes are alike, for the hyper-prototypes and for the clients, in the last round that says so."""
+    known = [(line["round"], _hyper(line)["similarity"]) for line in rounds if _hyper(line).get("similarity")]
+    if not known:
+        return None
+    round_, similarity = known[-1]
+    keys = {"hyper": "hyper-prototypes", "clients": "the clients' own"}
+    maps = {title: _known_cosines(similarity[key]) for key, title in keys.items() if similarity.get(key)}
+    maps = {title: cosines for title, cosines in maps.items() if np.isfinite(_pairs(cosines)).any()}
+    if not maps:
+        return None
+    count = max(map(len, maps.values()))
+    names = [plain(name, 40) for name in classes] if len(classes) == count else [str(i) for i in range(count)]
+
+    def draw(figure: "Figure") -> None:
+        from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+        stops = [(0.0, (*ORANGE, 1.0)), (0.5, (*ORANGE, 0.06)), (0.5, (*BLUE, 0.06)), (1.0, (*BLUE, 1.0))]
+        colours = LinearSegmentedColormap.from_list("cosines", stops, N=48)
+        panels = figure.subplots(1, len(maps), squeeze=False)[0]
+        for axes, (title, cosines) in zip(panels, maps.items(), strict=True):
+            image = _heat_map(axes, np.ma.masked_invalid(cosines), cmap=colours, norm=Normalize(-1, 1))
+            axes.set_title(title, fontsize=12, fontweight="bold")
+            _class_ticks(axes, names)
+            _column_ticks(axes, names, width=1000 // len(maps) - 60)
+        bar = figure.colorbar(image, ax=list(panels), pad=0.01, fraction=0.02, aspect=18, label="cosine")
+        _scale(bar, colours)
+        bar.set_ticks([-1, -0.5, 0, 0.5, 1])
+
+    return _chart(
+        "similarity",
+        "Which classes are alike",
+        draw,
+        alt=f"Heat maps of the cosines between {count} classes after round {round_}. "
+        + " ".join(f"{title}: {_extremes(cosines, names)}." for title, cosines in maps.items()),
+        caption=f"Cosines between the classes as seen from their mean, after round {round_}: blue classes lie on the "
+        "same side, orange ones on opposite sides. Hyper-prototypes are what the server learned; the clients' own are "
+        "their class relations, averaged. Classes that nobody holds are left empty. Point at a cell for its number.",
+        width=FULL,
+        height=110 + int(np.clip(34 * count, 130, 490)),
+        tooltips=[_cosine_words(cosines, names) for cosines in maps.values()],
+    )
+
+
 def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart | None:
     """Who holds how much of which class: clients x classes, grouped by domain."""
     if not (classes and clients):
@@ -305,10 +387,19 @@ def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart |
     held = (counts > 0).sum(axis=0)
 
     def draw(figure: "Figure") -> None:
+        from matplotlib.colors import LinearSegmentedColormap, LogNorm
+        from matplotlib.ticker import NullLocator
+
         bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=(70, _heat_height(len(classes))))
-        _heat_map(figure, heat, counts)
+        colours = LinearSegmentedColormap.from_list("counts", [(*BLUE, 0.12), (*BLUE, 1.0)], N=48)
+        norm = LogNorm(1, max(2, int(counts.max())))
+        image = _heat_map(heat, np.ma.masked_equal(counts, 0), cmap=colours, norm=norm)
+        bar = figure.colorbar(image, ax=heat, pad=0.01, fraction=0.02, aspect=18, label="samples")
+        _scale(bar, colours)
+        _plain_log(bar.ax)
+        bar.ax.yaxis.set_minor_locator(NullLocator())
         _class_ticks(heat, classes)
-        _client_ticks(heat, [share.client for share in ordered])
+        _column_ticks(heat, [share.client for share in ordered])
         heat.set_xlabel("client")
         bars.bar(range(len(ordered)), counts.sum(axis=0), color=_colour("muted"), alpha=0.55, linewidth=0)
         bars.set_ylabel("samples")
@@ -336,30 +427,20 @@ def _heat_height(classes: int) -> int:
     return int(np.clip(18 * classes, 90, 460))
 
 
-def _heat_map(figure: "Figure", axes: "Axes", counts: NDArray[np.int64]) -> None:
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
-
-    colours = LinearSegmentedColormap.from_list("counts", [(*COUNTS, 0.12), (*COUNTS, 1.0)], N=48)
-    image = axes.imshow(
-        np.ma.masked_equal(counts, 0),
-        cmap=colours,
-        norm=LogNorm(1, max(2, int(counts.max()))),
-        aspect="auto",
-        interpolation="none",
-    )
-    _scale(figure.colorbar(image, ax=axes, pad=0.01, fraction=0.02, aspect=18, label="samples"), colours)
+def _heat_map(axes: "Axes", cells: NDArray[Any], cmap: "Colormap", norm: "Normalize") -> "AxesImage":
+    """Cells as an image; masked ones stay empty."""
+    image = axes.imshow(cells, cmap=cmap, norm=norm, aspect="auto", interpolation="none")
     axes.grid(visible=False)
-    rows, columns = counts.shape
+    rows, columns = cells.shape
     if columns <= 60 and rows <= 60:  # hairlines between the cells
         axes.hlines(np.arange(1, rows) - 0.5, -0.5, columns - 0.5, color=_colour("panel"), linewidth=1)
         axes.vlines(np.arange(1, columns) - 0.5, -0.5, rows - 0.5, color=_colour("panel"), linewidth=1)
     axes.set_xlim(-0.5, columns - 0.5)
+    return image
 
 
 def _scale(bar: "Colorbar", colours: "Colormap") -> None:
-    """Tidy up the scale of the heat map."""
-    from matplotlib.ticker import NullLocator
-
+    """Tidy up the scale of a heat map."""
     bar.outline.set_visible(False)
     for patches in bar.ax.collections:  # translucent, and their seams show: an image of the same has none
         patches.set_visible(False)
@@ -374,8 +455,6 @@ def _scale(bar: "Colorbar", colours: "Colormap") -> None:
     )
     bar.ax.set_xlim(0, 1)
     bar.ax.set_ylim(limits)
-    _plain_log(bar.ax)
-    bar.ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _class_ticks(axes: "Axes", classes: Sequence[str]) -> None:
@@ -384,10 +463,10 @@ def _class_ticks(axes: "Axes", classes: Sequence[str]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _client_ticks(axes: "Axes", clients: Sequence[str]) -> None:
-    """As many names as fit: side by side if possible, partition ids in round steps, names of nodes upright."""
-    names = [plain(client, 14) for client in clients]
-    room = 1000 / len(names)  # pixels of a column
+def _column_ticks(axes: "Axes", names: Sequence[str], width: int = 1000) -> None:
+    """As many names as fit: side by side if possible, numbers in round steps, other names upright."""
+    names = [plain(name, 14) for name in names]
+    room = width / len(names)  # pixels of a column
     pixels = 7 * max(map(len, names)) + 10
     upright = pixels > room and not all(name.isdecimal() for name in names)
     least = min(len(names), (15 if upright else pixels) / room)
@@ -411,6 +490,51 @@ def _domain_labels(bars: "Axes", heat: "Axes", domains: Sequence[str]) -> None:
                 axes.axvline(start - 0.5, color=_colour("ink"), linewidth=1.2)
 
 
+def _hyper(line: Line) -> Line:
+    """What a round says of hyper-prototypes, empty in runs without them."""
+    return line.get("hyper") or {}
+
+
+def _known_cosines(rows: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
+    """Cosines ``[C, C]``, NaN for absent classes: those have the cosine 0 even with themselves."""
+    cosines = np.array(rows, dtype=np.float64)
+    held = cosines.diagonal() > 0
+    return np.where(held & held[:, None], cosines, np.nan)
+
+
+def _pairs(cosines: NDArray[np.float64]) -> NDArray[np.float64]:
+    return cosines[np.triu_indices(len(cosines), 1)]
+
+
+def _extremes(cosines: NDArray[np.float64], names: Sequence[str]) -> str:
+    """The two classes most alike and those least alike, in words."""
+    pairs, (i, j) = _pairs(cosines), np.triu_indices(len(cosines), 1)
+    most, least = (
+        f"{names[i[k]]} and {names[j[k]]} ({cosine(pairs[k])})" for k in (np.nanargmax(pairs), np.nanargmin(pairs))
+    )
+    return f"most alike are {most}, least {least}"
+
+
+def _cosine_words(cosines: NDArray[np.float64], names: Sequence[str]) -> list[list[str]]:
+    return [
+        [f"{a} and {b}: {NOTHING if np.isnan(value) else cosine(value)}" for b, value in zip(names, row, strict=True)]
+        for a, row in zip(names, cosines, strict=True)
+    ]
+
+
+def _tooltips(axes: "Axes", words: Sequence[Sequence[str]], height: int) -> str:
+    """Unseen rectangles over the cells of a heat map that has been drawn; each says its words under the mouse."""
+    rows, columns = len(words), len(words[0])
+    (left, top), (right, bottom) = axes.transData.transform([(-0.5, -0.5), (columns - 0.5, rows - 0.5)])
+    wide, high = (right - left) / columns, (top - bottom) / rows
+    return "".join(
+        f'<rect x="{left + j * wide:.1f}" y="{height - top + i * high:.1f}" width="{wide:.1f}" height="{high:.1f}">'
+        f"<title>{escape(text)}</title></rect>"
+        for i, row in enumerate(words)
+        for j, text in enumerate(row)
+    )
+
+
 def _chart(
     name: str,
     title: str,
@@ -420,8 +544,9 @@ def _chart(
     caption: str,
     width: int = HALF,
     height: int = 315,
+    tooltips: Sequence[Sequence[Sequence[str]]] = (),
 ) -> Chart:
-    """Draw on an empty figure in the house style and wrap it up."""
+    """Draw on an empty figure in the house style and wrap it up; ``tooltips`` are for the cells of its first axes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -456,6 +581,9 @@ def _chart(
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     heading = f"<title>{escape(title)}</title>"
     svg = re.sub(r"<svg[^>]*>", lambda tag: f"{tag[0]}\n {heading}", file.getvalue(), count=1)
+    if tooltips:
+        cells = "".join(_tooltips(*pair, height) for pair in zip(figure.axes, tooltips, strict=False))
+        svg = svg.replace("</svg>", f'<g fill="none" pointer-events="all">{cells}</g>\n</svg>')
     return Chart(name, title, svg, alt, caption, width, height)
 
 
@@ -502,6 +630,21 @@ def _round_ticks(axes: "Axes", rounds: NDArray[np.int64]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     if len(rounds) == 1:
         axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
+
+
+def _wide_range(values: NDArray[np.float64]) -> bool:
+    """Whether losses need a logarithmic scale: all positive but for exact zeros, and far apart."""
+    values = values[np.isfinite(values) & (values != 0)]
+    return values.size > 0 and bool(values.min() > 0 and values.max() > 30 * values.min())
+
+
+def _loss_scale(axes: "Axes", values: NDArray[np.float64]) -> None:
+    """A logarithmic scale where it is needed, else one that starts at zero."""
+    if _wide_range(values):
+        axes.set_yscale("log", nonpositive="mask")
+        _plain_log(axes)
+    else:
+        axes.set_ylim(bottom=min([0.0, *values[np.isfinite(values)]]))
 
 
 def _plain_log(axes: "Axes") -> None:

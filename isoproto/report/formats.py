@@ -23,6 +23,16 @@ def points(fraction: float | None) -> str:
     return NOTHING if fraction is None else f"{100 * fraction:.1f} points"
 
 
+def cosine(value: float | None) -> str:
+    """A cosine with two decimals.
+
+    Example:
+        >>> cosine(-0.6432), cosine(0.9), cosine(None)
+        ('−0.64', '0.90', '–')
+    """
+    return NOTHING if value is None else f"{value:.2f}".replace("-", "−")
+
+
 def size(count: float | None) -> str:
     """Bytes in decimal units (1 kB = 1000 B), three digits.
 

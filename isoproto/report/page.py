@@ -14,7 +14,7 @@ from isoproto.metrics import History, accuracy_history, accuracy_summary, client
 from isoproto.paths import write_atomically
 from isoproto.report import charts, template
 from isoproto.report.charts import Chart
-from isoproto.report.formats import NOTHING, duration, percent, plain, points, size
+from isoproto.report.formats import NOTHING, cosine, duration, percent, plain, points, size
 from isoproto.report.run import Run, read_run
 
 SHOWN_FAILURES = 500
@@ -53,6 +53,8 @@ def _charts(run: Run, history: History) -> dict[str, Chart]:
         charts.accuracy_by_round(history),
         charts.accuracy_by_client(history),
         charts.partition(run.classes, run.clients),
+        charts.matching_by_round(rounds),
+        charts.class_similarity(rounds, run.classes),
         charts.losses_by_round(rounds),
         charts.bytes_by_round(rounds),
         charts.seconds_by_round(rounds),
@@ -69,6 +71,7 @@ def _page(run: Run, history: History, drawings: Mapping[str, Chart]) -> str:
         ("Result", _notice(run) + _cards(run, history)),
         ("Accuracy", figures("accuracy", "clients") + _groups(run, history)),
         ("Data", figures("partition")),
+        ("What the server learned", figures("matching") + _learned(run) + figures("similarity")),
         ("Training, traffic and failures", figures("losses", "bytes", "seconds", extra=_failures(run))),
         ("Clients", _clients(run, history)),
         ("Settings", _settings(run)),
@@ -208,6 +211,27 @@ def _group_table(caption: str, heading: str, history: History, groups: Sequence[
         rows,
         numbers=range(1, 6),
     )
+
+
+def _learned(run: Run) -> str:
+    """Where the hyper-prototypes are, and whether clients wanted them there, after the last round that says so."""
+    known = [line for line in run.metrics if line["kind"] == "round" and line.get("hyper")]
+    if not known:
+        return ""
+    hyper = known[-1]["hyper"]
+    anchors = hyper.get("anchor_cosine") or {}
+    sentences = []
+    if hyper.get("movement") is not None:
+        sentences.append(f"hyper-prototypes have moved by {percent(hyper['movement'])} of their length at the start")
+    if anchors.get("mean") is not None:
+        least = f" (least {cosine(anchors['min'])})" if anchors.get("min") is not None else ""
+        sentences.append(f"the anchors of two classes have a mean cosine of {cosine(anchors['mean'])}{least}")
+    if hyper.get("agreement") is not None:
+        sentences.append(f"two clients' gradients of a class agree with a mean cosine of {cosine(hyper['agreement'])}")
+    if not sentences:
+        return ""
+    text = f"After round {known[-1]['round']}: {'; '.join(sentences)}."
+    return f'<div class="panel"><p class="quiet">{_text(text)}</p></div>'
 
 
 def _failures(run: Run) -> str:

@@ -34,6 +34,7 @@ def fabricate(
     classes=CLASSES,
     losses=True,
     exchange=True,
+    hyper=None,
     failures=(),
     status="completed",
     names=None,
@@ -41,7 +42,8 @@ def fabricate(
 ):
     """Write the folder of a run whose clients learn along saturating curves.
 
-    ``asked`` clients train a round (all by default); ``status`` "running" leaves out what a run writes at its end.
+    ``asked`` clients train a round (all by default); ``status`` "running" leaves out what a run writes at its end;
+    ``hyper`` makes the field of that name from the round.
     """
     rng = np.random.default_rng(seed)
     names = names or [str(i) for i in range(clients)]
@@ -143,6 +145,7 @@ def fabricate(
                 "accuracy": {**accuracy_summary(last, total), "fresh": len(fresh)},
                 "loss": terms if losses else {},
                 "classes": len(classes),
+                **({"hyper": hyper(r)} if hyper else {}),
                 "bytes": {
                     "up": int(rows[fresh].sum()) + 420 * len(fresh),
                     "down": (5120 * int(exchange) + 380) * len(fresh),
@@ -174,6 +177,51 @@ def fabricate(
         )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def learned(round_, *, classes=10, steps=30, absent=()):
+    """The figures of hyper-prototypes; the first round matches nothing, as in a real run."""
+    points = np.random.default_rng(classes).normal(size=(classes, 6))
+    points[list(absent)] = np.nan
+
+    def cosines(rows):
+        rows = rows - np.nanmean(rows, axis=0)
+        units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.nan_to_num(units @ units.T).tolist()
+
+    figures = {
+        "movement": 0.05 * (round_ - 1),
+        "anchor_cosine": {"min": -0.6432, "mean": -0.1059},
+        "similarity": {"hyper": cosines(points * np.arange(1, 7)), "clients": cosines(points)},
+    }
+    if round_ == 1:
+        return figures
+    matching = (0.2 / round_ * np.exp(-np.arange(steps + 1) / 20)).tolist()
+    return {**figures, "matching": matching, "matched_classes": classes - len(absent), "agreement": 0.9167}
+
+
+def bare(folder, hyper, *, rounds=2, classes=CLASSES):
+    """Write the folder of a run that tells nothing but its classes and ``hyper``, for the drawings of those alone."""
+    folder.mkdir()
+    (folder / "config.toml").write_text('strategy = "isoproto"\n')
+    (folder / "partition.json").write_text(json.dumps({"classes": classes, "clients": []}))
+    lines = [{"kind": "round", "round": r, "hyper": hyper(r)} for r in range(1, rounds + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def plots(folder):
+    return {path.stem for path in (folder / "plots").glob("*.svg")}
+
+
+def alts(page):
+    return {value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")}
+
+
+def learned_section(page):
+    """The visible text between that heading and the next, without line ends; None without the section."""
+    section = re.search("What the server learned (.*?) Training, traffic and failures", " ".join(page.text.split()))
+    return section and section[1]
 
 
 HOSTILE = {
@@ -408,6 +456,10 @@ def test_clients_that_were_not_asked_are_owned_up_to(tmp_path):
     assert "In progress: 2 of 2 rounds are done." in text
 
 
+def test_an_old_run_has_no_section_on_what_the_server_learned(report):
+    assert learned_section(Page(report)) is None
+
+
 def test_the_report_says_how_to_repeat_the_run(report, run_folder):
     text = Page(report).text
     assert (
@@ -485,6 +537,135 @@ def test_any_run_has_a_report(tmp_path, variant):
         ElementTree.parse(path)  # a complete and well-formed file of its own
 
 
+def test_the_report_shows_what_the_server_learned(tmp_path):
+    folder = fabricate(tmp_path / "run", rounds=4, hyper=learned)
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert {"matching", "similarity"} <= plots(folder)
+    assert (
+        "After round 4: hyper-prototypes have moved by 15.0% of their length at the start; the anchors of two classes "
+        "have a mean cosine of −0.11 (least −0.64); two clients' gradients of a class agree with a mean cosine of 0.92."
+    ) in learned_section(page)
+    falls = "from 0.1 to 0.0223 in round 2, from 0.05 to 0.0112 in round 4"
+    assert f"Gradient-matching loss per class within each round: {falls}." in alts(page)
+
+
+def test_the_words_for_the_heat_maps_name_the_classes_most_and_least_alike(tmp_path):
+    rows = [[1, 0.25, -0.5], [0.25, 1, 0.1], [-0.5, 0.1, 1]]
+    figures = {"similarity": {"hyper": rows, "clients": (2 * np.eye(3) - rows).tolist()}}
+    folder = bare(tmp_path / "run", lambda _: figures, classes=("cat", "dog", "<car>"))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert (
+        "Heat maps of the cosines between 3 classes after round 2. "
+        "hyper-prototypes: most alike are cat and dog (0.25), least cat and <car> (−0.50). "
+        "the clients' own: most alike are cat and <car> (0.50), least cat and dog (−0.25)."
+    ) in alts(page)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 30])
+def test_every_cell_of_the_heat_maps_says_its_number(tmp_path, classes):
+    names = tuple(f"class & {i}" for i in range(classes))
+    folder = bare(tmp_path / "run", lambda r: learned(r, classes=classes), rounds=1, classes=names)
+    report = write_report(folder).read_text(encoding="utf-8")
+    svg = "{http://www.w3.org/2000/svg}"
+    drawing = ElementTree.parse(folder / "plots" / "similarity.svg")
+    cells = [cell for cell in drawing.iter(f"{svg}rect") if cell.find(f"{svg}title") is not None]
+    words = [cell.findtext(f"{svg}title") for cell in cells]
+    assert len(words) == 2 * classes**2
+    assert words[1].startswith("class & 0 and class & 1: ")
+    maps = learned(1, classes=classes)["similarity"]
+    told = [float(text.rsplit(" ", 1)[1].replace("−", "-")) for text in words]
+    assert told == pytest.approx(np.ravel([maps["hyper"], maps["clients"]]), abs=0.0051)
+    assert report.count("<title>") == len(cells) + 1  # the drawings' own titles are left out of the page
+
+    def box(rectangle):
+        return np.array([float(rectangle.get(key)) for key in ("x", "y", "width", "height")])
+
+    areas = drawing.findall(f".//{svg}clipPath/{svg}rect")  # of the two maps and of their scale
+    for area, first, last in zip(areas, cells[:: classes**2], cells[classes**2 - 1 :: classes**2], strict=False):
+        assert box(first)[:2] == pytest.approx(box(area)[:2], abs=0.1)
+        assert box(last)[:2] + box(last)[2:] == pytest.approx(box(area)[:2] + box(area)[2:], abs=2)
+
+
+@pytest.mark.parametrize("hyper", [None, {}])
+def test_a_run_without_hyper_prototypes_says_nothing_of_them(tmp_path, hyper):
+    folder = bare(tmp_path / "run", lambda _: hyper)
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert learned_section(page) is None
+    assert plots(folder) == set()
+
+
+@pytest.mark.parametrize(
+    ("figures", "drawn", "sentence"),
+    [
+        ({"matching": [0.5, 0.25]}, {"matching"}, None),
+        ({"matching": [0.5, None, float("nan")]}, {"matching"}, None),
+        ({"movement": 0.0}, set(), "After round 2: hyper-prototypes have moved by 0.0% of their length at the start."),
+        (
+            {"anchor_cosine": {"min": None, "mean": 0.5}, "agreement": None, "matching": []},
+            set(),
+            "After round 2: the anchors of two classes have a mean cosine of 0.50.",
+        ),
+        (
+            {"agreement": -0.5, "anchor_cosine": None, "movement": None, "similarity": None, "matching": None},
+            set(),
+            "After round 2: two clients' gradients of a class agree with a mean cosine of −0.50.",
+        ),
+        ({"similarity": {"clients": [[1, 0.5], [0.5, 1]]}}, {"similarity"}, None),
+        ({"similarity": {"hyper": [[1, -1], [-1, 1]], "clients": None}}, {"similarity"}, None),
+        ({"matched_classes": 0, "agreement": None, "matching": [None, None]}, set(), None),
+    ],
+)
+def test_what_is_known_of_hyper_prototypes_is_shown_and_no_more(tmp_path, figures, drawn, sentence):
+    folder = bare(tmp_path / "run", lambda _: figures, classes=("a", "b"))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert plots(folder) == drawn
+    assert (learned_section(page) is not None) == bool(drawn or sentence)
+    assert re.findall(r"After round \d+:[^.]*(?:\.\d[^.]*)*\.", page.text) == ([sentence] if sentence else [])
+
+
+def test_the_heat_maps_are_those_of_the_last_round_that_has_some(tmp_path):
+    folder = bare(
+        tmp_path / "run", lambda r: {**learned(r), "similarity": r <= 2 and learned(r)["similarity"]}, rounds=4
+    )
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert "as seen from their mean, after round 2:" in text
+    assert "After round 4: hyper-prototypes" in text
+
+
+def test_one_class_has_nothing_to_be_alike(tmp_path):
+    figures = {**learned(2, classes=2), "similarity": {"hyper": [[0.0]], "clients": [[0.0]]}, "anchor_cosine": None}
+    folder = bare(tmp_path / "run", lambda _: figures, classes=("all",))
+    section = learned_section(Page(write_report(folder).read_text(encoding="utf-8")))
+    assert "Gradient matching" in section
+    assert "anchors" not in section
+    assert "Which classes are alike" not in section
+
+
+def test_absent_classes_are_not_known_in_the_heat_maps(tmp_path):
+    folder = bare(tmp_path / "run", lambda r: learned(r, absent=(3,)))
+    report = write_report(folder).read_text(encoding="utf-8")
+    assert report.count("<title>3 and 3: –</title>") == report.count("<title>3 and 4: –</title>") == 2
+    assert report.count(": –</title>") == 2 * 19
+    assert report.count("<title>4 and 4: 1.00</title>") == 2
+
+
+@pytest.mark.parametrize(("rounds", "curves"), [(60, 59), (62, 0)])
+def test_every_step_of_matching_is_drawn_unless_the_rounds_are_many(tmp_path, rounds, curves):
+    folder = bare(tmp_path / "run", learned, rounds=rounds)
+    write_report(folder)
+    drawing = (folder / "plots" / "matching.svg").read_text()
+    lines = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="[^"]*stroke: #2f66c8', drawing)
+    assert sum("L" in line for line in lines) == (curves or 2)
+
+
+def test_the_losses_of_hyper_prototypes_are_drawn_with_the_others(tmp_path):
+    folder = fabricate(tmp_path / "run", clients=4, rounds=2)
+    metrics = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(metrics.replace('"instance":', '"hpcl": 0.75, "hpal": 0.125, "instance":'))
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert any("hpcl 0.75, hpal 0.125" in alt for alt in alts(page))
+
+
 def test_a_run_that_has_not_begun_has_a_report(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -510,7 +691,9 @@ def test_importing_the_reader_does_not_import_matplotlib_or_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
-def test_the_reference_of_the_run_folder_names_every_field(run_folder):
+def test_the_reference_of_the_run_folder_names_every_field_and_drawing(tmp_path):
+    run_folder = fabricate(tmp_path / "run", rounds=2, failures=[("7", 1, "lost")], hyper=learned)
+    write_report(run_folder)
     reference = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
 
     def fields(value):
@@ -527,3 +710,6 @@ def test_the_reference_of_the_run_folder_names_every_field(run_folder):
     written += [json.loads((run_folder / "partition.json").read_text())]
     missing = {key for key in fields(written) if f"`{key}`" not in reference}
     assert missing == set()
+    assert {path.name for path in (run_folder / "plots").iterdir()} <= set(
+        re.findall(r"^\| `(\w+\.svg)`", reference, re.M)
+    )
