@@ -17,4 +17,4 @@ class IsoProto(PrototypeStrategy):
     """
 
     point = Point(prototypes="hyper", alignment="gcsa+hpcl+hpal", share="none")
-    defaults = {"frame": "procrustes", "relation__shrink": 0.5}  # noqa: RUF012 - read only
+    defaults = {"frame": "gram", "relation__shrink": 0.5}  # noqa: RUF012 - read only

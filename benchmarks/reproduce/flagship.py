@@ -32,6 +32,8 @@ PARTITIONS: Cells = {
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
 }
 FLAGSHIP: dict[str, Any] = {"strategy": "isoproto"}
+# The frame that was the default when one thing was changed at a time.
+SCREENED: dict[str, Any] = {**FLAGSHIP, "frame": "procrustes"}
 FROZEN = {"hyper.learning-rate": 0.0}
 ALONE = {"anchors": "private", "relation.shrink": 1.0, **FROZEN}
 
@@ -47,20 +49,20 @@ SCREENING: Cells = {
             ("learned, server head", {"hyper.head": "server"}),
         )
     },
-    "GCSA alone": {**FLAGSHIP, "alignment": "gcsa", **FROZEN},
-    "GCSA + HPCL": {**FLAGSHIP, "alignment": "gcsa+hpcl", **FROZEN},
-    "GCSA + HPAL": {**FLAGSHIP, "alignment": "gcsa+hpal", **FROZEN},
-    "HPCL + HPAL alone": {**FLAGSHIP, "alignment": "hpcl+hpal", **FROZEN},
-    "RCSA + HPCL + HPAL": {**FLAGSHIP, "alignment": "rcsa+hpcl+hpal", **FROZEN},
-    "HPCL, HPAL weight 1": {**FLAGSHIP, "hyper.pcl": 1.0, "hyper.pal": 1.0, **FROZEN},
-    "HPCL, HPAL weight 0.5": {**FLAGSHIP, "hyper.pcl": 0.5, "hyper.pal": 0.5, **FROZEN},
-    "shrink 0": {**FLAGSHIP, "relation.shrink": 0.0, **FROZEN},
-    "shrink 1": {**FLAGSHIP, "relation.shrink": 1.0, **FROZEN},
-    "K = 1": {**FLAGSHIP, "hyper.size": 1},
-    "K = 10": {**FLAGSHIP, "hyper.size": 10},
-    "M = 10": {**FLAGSHIP, "hyper.steps": 10},
-    "anchors own": {**FLAGSHIP, "anchors": "own", **FROZEN},
-    "anchors private, shrink 1": {**FLAGSHIP, **ALONE},
+    "GCSA alone": {**SCREENED, "alignment": "gcsa", **FROZEN},
+    "GCSA + HPCL": {**SCREENED, "alignment": "gcsa+hpcl", **FROZEN},
+    "GCSA + HPAL": {**SCREENED, "alignment": "gcsa+hpal", **FROZEN},
+    "HPCL + HPAL alone": {**SCREENED, "alignment": "hpcl+hpal", **FROZEN},
+    "RCSA + HPCL + HPAL": {**SCREENED, "alignment": "rcsa+hpcl+hpal", **FROZEN},
+    "HPCL, HPAL weight 1": {**SCREENED, "hyper.pcl": 1.0, "hyper.pal": 1.0, **FROZEN},
+    "HPCL, HPAL weight 0.5": {**SCREENED, "hyper.pcl": 0.5, "hyper.pal": 0.5, **FROZEN},
+    "shrink 0": {**SCREENED, "relation.shrink": 0.0, **FROZEN},
+    "shrink 1": {**SCREENED, "relation.shrink": 1.0, **FROZEN},
+    "K = 1": {**SCREENED, "hyper.size": 1},
+    "K = 10": {**SCREENED, "hyper.size": 10},
+    "M = 10": {**SCREENED, "hyper.steps": 10},
+    "anchors own": {**SCREENED, "anchors": "own", **FROZEN},
+    "anchors private, shrink 1": {**SCREENED, **ALONE},
 }
 METHODS: Cells = {
     "local": {"strategy": "local"},
