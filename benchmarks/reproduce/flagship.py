@@ -75,6 +75,7 @@ METHODS: Cells = {
     "isoproto, S frozen": {**FLAGSHIP, **FROZEN},
     "isoproto, anchors = own": {**FLAGSHIP, "anchors": "own", **FROZEN},
     "isoproto, anchors = private, shrink = 1": {**FLAGSHIP, **ALONE},
+    "isoproto, HPCL and HPAL at 1": {**FLAGSHIP, "hyper.pcl": 1.0, "hyper.pal": 1.0},
 }
 ONE: Cells = {
     "fedavg": {"strategy": "fedavg"},
