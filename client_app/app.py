@@ -29,7 +29,7 @@ from client_app.training import (
     train,
     wide,
 )
-from client_app.view import Own, View, needs_own
+from client_app.view import Own, View, learns, needs_own, wants_gradients
 from isoproto import paths, wire
 from isoproto.classifier_retrain import classifier_gradients
 from isoproto.config import RunConfig, Scalar
@@ -43,7 +43,7 @@ from isoproto.data import (
     load_dataset,
     split_clients,
 )
-from isoproto.errors import ConfigError, DivergenceError, StateError
+from isoproto.errors import ConfigError, DivergenceError, StateError, WireError
 from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
@@ -264,6 +264,10 @@ def _answer(message: Message, context: Context, work: Callable[[Client, wire.Bro
         content, finish = work(*_open(message, context.node_config, context.node_id))
         finish()
         return Message(content, reply_to=message)
+    if not _simulation_worker():
+        raise WireError(
+            f"the server wants an answer for partitions {hosted!r:.200}; a real node answers for itself alone"
+        )
     parts: dict[str, RecordDict] = {}
     writes: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(1) as disk:
@@ -304,11 +308,11 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
         before = evaluate_client(client, model, view)
     gradients: Tensor | None = None
     heads: tuple[Tensor, Tensor] | None = None
-    if config.hyper__grad_point == "before-training":
+    if wants_gradients(config) and config.hyper__grad_point == "before-training":
         gradients, heads = class_gradients(client, model, view, extract(model, data.train_x))
     losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
-    features = extract(model, data.train_x) if running is None or config.prototypes == "hyper" else None
+    features = extract(model, data.train_x) if running is None or wants_gradients(config) else None
     statistics = running or measure(client, model, features)
     own = own_statistics(client, statistics)
     after = evaluate_client(client, model, dataclasses.replace(view, own=own))
@@ -384,9 +388,7 @@ def class_gradients(
     before the server has a head.
     """
     config = client.config
-    learns = config.prototypes == "hyper" and bool(float(config.hyper__learning_rate))
-    retrains = config.hyper__retrain != "none"
-    if not (learns or retrains) or not len(features):
+    if not wants_gradients(config) or not len(features):
         return None, None
     labels = client.data.train_y
     if config.hyper__grad_samples:
@@ -396,12 +398,12 @@ def class_gradients(
     labels = labels.to(features.device)
     own_head = model.head.weight.detach(), model.head.bias.detach()
     classifier = None
-    if retrains:
+    if config.hyper__retrain != "none":
         of_weight, of_bias = classifier_gradients(features, labels, *own_head)
         classifier = of_weight.cpu(), of_bias.cpu()
     head = own_head if config.hyper__head == "shared" else view.head()
     there = view.map()
-    if not learns or head is None or (config.frame != "shared" and there is None):
+    if not learns(config) or head is None or (config.frame != "shared" and there is None):
         return None, classifier
     if there is not None:
         features = there.forward(features)

@@ -38,6 +38,16 @@ class Own(NamedTuple):
         return self.counts > 0
 
 
+def learns(config: RunConfig) -> bool:
+    """Whether the server learns hyper-prototypes from feature gradients."""
+    return config.prototypes == "hyper" and float(config.hyper__learning_rate) > 0
+
+
+def wants_gradients(config: RunConfig) -> bool:
+    """Whether the server asks for gradients of any kind."""
+    return learns(config) or config.hyper__retrain != "none"
+
+
 def needs_own(config: RunConfig) -> bool:
     """Whether a client has to look at its own class means before it trains."""
     margin = bool(config.anchored) and config.hyper__margin != "none"

@@ -6,14 +6,17 @@ from flwr.app import ConfigRecord
 import client_app.app
 from client_app.store import ClientStore
 from isoproto.errors import StateError
+from strategies import PrototypeStrategy
 from tests import fakes
 from tests.fakes import When, altered
 
 
 @pytest.fixture(autouse=True)
 def _one_worker(monkeypatch):
-    """All nodes answer from one worker, as in a simulation on one core."""
+    """All nodes answer from one worker, as in a simulation on one core, and no client takes long."""
     monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 7)
+    cost = PrototypeStrategy._cost
+    monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
 
 
 def trained(grid, server_round):
@@ -73,3 +76,12 @@ def test_a_bad_part_is_one_failed_client_and_a_bad_message_all_of_them(federatio
     assert set(failures) == {(2, client) for client in reasons}
     assert all(reason in failures[2, client] for client, reason in reasons.items())
     assert len(run.cohorts()[2]) == 4
+
+
+def test_a_real_node_answers_for_itself_alone(federation, monkeypatch):
+    """A server that asks a device for others' work is refused, whatever the device said before."""
+    answers = iter([7] * 4)
+    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: next(answers, 0))
+    run = federation.run(settings={"rounds": 1, "max-empty-rounds": 9})
+    assert len(run.failures()) == 12  # both evaluations and the round
+    assert all("a real node answers for itself alone" in reason for reason in run.failures().values())
