@@ -83,5 +83,5 @@ def test_a_real_node_answers_for_itself_alone(federation, monkeypatch):
     answers = iter([7] * 4)
     monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: next(answers, 0))
     run = federation.run(settings={"rounds": 1, "max-empty-rounds": 9})
-    assert len(run.failures()) == 12  # both evaluations and the round
+    assert len(run.of("failure")) == 12  # both evaluations and the round
     assert all("a real node answers for itself alone" in reason for reason in run.failures().values())
