@@ -16,6 +16,7 @@ CLIENTS = 4
 
 def settings(folder: Path) -> dict[str, bool | int | float | str]:
     return {
+        "strategy": "isoproto",
         "rounds": 2,
         "fraction": 0.75,
         "seed": 3,
