@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from isoproto.losses.hyper import Anchors
+from isoproto.seeding import derive
 from models import FeatureModel
 
 # Numbers per forward pass without gradients. On a CPU the feature maps of more fall out of the cache: 300 pictures
@@ -151,7 +153,7 @@ def train(
         data: The client's data; at least one training sample.
         settings: Epochs, batches, optimiser.
         alignment: What to align to.
-        generator: Source of the batch order.
+        generator: Source of the batch order; its seed is also that of dropout.
         anchoring: What to pull to.
 
     Returns:
@@ -168,32 +170,44 @@ def train(
     nothing = torch.zeros(2, device=device)
     totals = torch.zeros(6, device=device)
     running: Statistics | None = None
-    for epoch in range(settings.epochs):
-        last = epoch == settings.epochs - 1
-        order = list(batches(samples, settings.batch_size, generator))
-        labels = [data.train_y[index].to(device) for index in order]
-        for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
-            features = model.features(to_float(data.train_x[index].to(device)))
-            loss = cross_entropy = functional.cross_entropy(model.head(features), y)
-            terms = drawn = nothing
-            if goal is not None:
-                terms = goal(features)
-                loss = loss + terms @ weights
-            if anchoring is not None:
-                drawn = anchoring.anchors(features, y)
-                loss = loss + drawn @ pulls
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            if last:
-                parts = cross_entropy.detach().view(1), terms.detach(), drawn.detach(), loss.detach().view(1)
-                totals += torch.cat(parts) * len(y)
-            if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
-                seen = Statistics.of(features.detach(), y, len(data.classes))
-                running = seen if running is None else running + seen
+    with _dropout_from(generator, device):
+        for epoch in range(settings.epochs):
+            last = epoch == settings.epochs - 1
+            order = list(batches(samples, settings.batch_size, generator))
+            labels = [data.train_y[index].to(device) for index in order]
+            for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
+                features = model.features(to_float(data.train_x[index].to(device)))
+                loss = cross_entropy = functional.cross_entropy(model.head(features), y)
+                terms = drawn = nothing
+                if goal is not None:
+                    terms = goal(features)
+                    loss = loss + terms @ weights
+                if anchoring is not None:
+                    drawn = anchoring.anchors(features, y)
+                    loss = loss + drawn @ pulls
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                if last:
+                    parts = cross_entropy.detach().view(1), terms.detach(), drawn.detach(), loss.detach().view(1)
+                    totals += torch.cat(parts) * len(y)
+                if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
+                    seen = Statistics.of(features.detach(), y, len(data.classes))
+                    running = seen if running is None else running + seen
     means = (totals / samples).tolist()
     names = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
     return dict(zip(names, means, strict=True)), running
+
+
+@contextmanager
+def _dropout_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Let dropout, which draws from the global generators alone, draw from the seed of ``generator``."""
+    seed, on_gpu = derive(generator.initial_seed(), "dropout"), device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.default_generators[device.index].manual_seed(seed)
+        yield
 
 
 def _goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from isoproto import paths
 from isoproto.config import RunConfig, Scalar, read_overrides
@@ -83,6 +85,31 @@ def report(
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
     Console().print(summary_table(read_run(folder)))
     typer.echo(str(write_report(folder)))
+
+
+@app.command("models")
+def list_models(
+    size: Annotated[int, typer.Option(min=16, help="Rows and columns of a picture.")] = 32,  # cnn4 takes no fewer
+    channels: Annotated[int, typer.Option(min=1, help="Its channels.")] = 3,
+    feature_dim: Annotated[int, typer.Option(min=1, help="Feature width all models are pooled to.")] = 512,
+    classes: Annotated[int, typer.Option(min=1, help="Outputs of the head.")] = 10,
+    family: Annotated[str, typer.Option(metavar="NAME", help="Only the models of this family.")] = "",
+) -> None:
+    """List the models and what each costs, and the families that they are dealt out in."""
+    from models import FAMILIES, MODELS, ModelSpec, architectures
+    from models.cost import cost
+
+    spec = ModelSpec(channels, size, size, feature_dim, classes)
+    table = Table("model", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("parameters", "MFLOPs per sample", "width before pooling"):
+        table.add_column(heading, justify="right")
+    for name in dict.fromkeys(architectures(family) if family else MODELS):
+        counted = cost(name, spec)
+        table.add_row(name, f"{counted.parameters:,}", f"{counted.flops / 1e6:,.1f}", str(counted.width))
+    families = Table("family", "models, dealt out in this order", box=box.SIMPLE_HEAD, pad_edge=False)
+    for label in [family] if family else FAMILIES:
+        families.add_row(label, ", ".join(architectures(label)))
+    Console().print(table, families)
 
 
 def main() -> None:

@@ -8,42 +8,99 @@ from torch import nn
 from isoproto.errors import ConfigError
 from isoproto.registry import lookup
 from models.base import FeatureModel, ModelSpec
-from models.cnn import cnn
-from models.inception import inception
-from models.mobilenet import mobilenet
-from models.resnet import resnet
+from models.cnn import cnn, cnn4
+from models.inception import googlenet, inception
+from models.mobilenet import mobilenet, mobilenet_v2
+from models.resnet import deep_resnet, resnet
+from models.vit import vit_b
 
-__all__ = ["FAMILIES", "MODELS", "FeatureModel", "ModelSpec", "architecture_for", "create_model"]
+__all__ = ["FAMILIES", "MODELS", "FeatureModel", "ModelSpec", "architecture_for", "architectures", "create_model"]
 
 MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
+    # small ones, for tests, the demo and CPUs
     "cnn": cnn,
     "inception": inception,
     "mobilenet": mobilenet,
     "resnet": resnet,
+    # those of the papers
+    "cnn4": cnn4,
+    "googlenet": googlenet,
+    "mobilenet_v2": mobilenet_v2,
+    "resnet4": deep_resnet(1),
+    "resnet6": deep_resnet(1, 1),
+    "resnet8": deep_resnet(1, 1, 1),
+    "resnet10": deep_resnet(1, 1, 1, 1),
+    "resnet10_cifar": deep_resnet(1, 1, 1, 1, small_pictures=True),
+    "resnet18": deep_resnet(2, 2, 2, 2),
+    "resnet34": deep_resnet(3, 4, 6, 3),
+    "resnet50": deep_resnet(3, 4, 6, 3, bottleneck=True),
+    "resnet101": deep_resnet(3, 4, 23, 3, bottleneck=True),
+    "resnet152": deep_resnet(3, 8, 36, 3, bottleneck=True),
+    "vit_b16": vit_b(16),
+    "vit_b32": vit_b(32),
 }
+
+_HTFE8 = (
+    *("cnn4", "googlenet", "mobilenet_v2"),
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+)
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "demo4": ("cnn", "resnet", "mobilenet", "inception"),
+    # The papers' groups. Two names mean different lists in FedHPro and in HtFLlib, whose groups FedSAF uses.
+    "htfe2": ("cnn4", "resnet18"),
+    "htfe3": ("resnet10", "resnet18", "resnet34"),
+    "htfe4": ("cnn4", "googlenet", "mobilenet_v2", "resnet18"),
+    "htfe5_fedhpro": ("googlenet", "resnet10", "resnet18", "resnet34", "resnet50"),
+    "htfe5_htfllib": ("googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"),
+    "htfe8_fedhpro": (
+        *("cnn4", "googlenet", "mobilenet_v2"),
+        *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101"),
+    ),
+    "htfe8_htfllib": _HTFE8,
+    "htfe9": tuple(f"resnet{layers}" for layers in (4, 6, 8, 10, 18, 34, 50, 101, 152)),
+    "htm4": ("cnn4", "mobilenet_v2", "resnet18", "vit_b16"),
+    "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
 }
 
 
-def architecture_for(models: str, partition: int) -> str:
-    """Return the architecture of a client: its partition id modulo the family's length.
+def architectures(models: str) -> tuple[str, ...]:
+    """Return the architectures that are dealt out to clients, in order.
 
     Args:
         models: A name in ``FAMILIES``, or names in ``MODELS`` separated by commas.
+
+    Raises:
+        ConfigError: If any of the names is unknown, or the papers disagree on what it means.
+
+    Example:
+        >>> architectures("htfe2")
+        ('cnn4', 'resnet18')
+    """
+    if variants := [family for family in FAMILIES if family.startswith(f"{models}_")]:
+        meanings = "; ".join(f"{family!r} is {', '.join(FAMILIES[family])}" for family in variants)
+        raise ConfigError(f"`models = {models!r}` means another list in each paper, name the one you want: {meanings}")
+    names = FAMILIES.get(models) or tuple(name.strip() for name in models.split(","))
+    for name in names:
+        lookup({**MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
+    return names
+
+
+def architecture_for(models: str, partition: int) -> str:
+    """Return the architecture of a client: its partition id modulo the number of ``architectures``.
+
+    Args:
+        models: See ``architectures``.
         partition: The client's partition id, >= 0.
 
     Raises:
-        ConfigError: If any of the names is unknown.
+        ConfigError: If any of the names is unknown, or the papers disagree on what it means.
 
     Example:
         >>> [architecture_for("cnn, resnet", i) for i in range(3)]
         ['cnn', 'resnet', 'cnn']
     """
-    names = FAMILIES.get(models) or tuple(name.strip() for name in models.split(","))
-    for name in names:
-        lookup({**MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
+    names = architectures(models)
     return names[partition % len(names)]
 
 

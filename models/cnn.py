@@ -1,7 +1,8 @@
-"""A plain convolutional network with GroupNorm."""
+"""Plain convolutional networks: a small one with GroupNorm, and the papers' four layers."""
 
 from torch import nn
 
+from isoproto.errors import ConfigError
 from models.base import ChannelsLast, Grid, ModelSpec
 
 
@@ -27,4 +28,29 @@ def cnn(spec: ModelSpec) -> nn.Module:
         nn.ReLU(),
         Grid(4),
         nn.Linear(1024, 128),
+    )
+
+
+def cnn4(spec: ModelSpec) -> nn.Module:
+    """Two 5x5 convolutions of 32 and 64 channels, each max-pooled, and a linear layer to 512; the head is the fourth.
+
+    Nothing is padded, and the linear layer takes every cell: its size grows with the picture, from 0.8 million weights
+    at 32x32 to 92 million at 224x224.
+
+    Raises:
+        ConfigError: If the picture is too small for the second pooling.
+    """
+    rows, columns = (((side - 4) // 2 - 4) // 2 for side in (spec.height, spec.width))
+    if min(rows, columns) < 1:
+        raise ConfigError(f"model 'cnn4' needs pictures of at least 16x16 pixels, got {spec.height}x{spec.width}")
+    return nn.Sequential(
+        nn.Conv2d(spec.channels, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * rows * columns, 512),
+        nn.ReLU(),
     )

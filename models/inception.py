@@ -1,4 +1,4 @@
-"""A small Inception-like network: branches of several kernel sizes side by side (Szegedy et al., CVPR 2015)."""
+"""Branches of several kernel sizes side by side (Szegedy et al., CVPR 2015): a small network, and GoogLeNet."""
 
 import torch
 from torch import Tensor, nn
@@ -36,3 +36,15 @@ def inception(spec: ModelSpec) -> nn.Module:
         Grid(4),
         nn.Linear(512, 128),
     )
+
+
+def googlenet(spec: ModelSpec) -> nn.Module:
+    """Return torchvision's GoogLeNet, with BatchNorm and without auxiliary heads, 1024 wide; its dropout stays."""
+    from torchvision.models.googlenet import GoogLeNet
+
+    net = GoogLeNet(aux_logits=False, init_weights=True)
+    net.fc = nn.Identity()
+    net.conv1.conv = first = nn.Conv2d(spec.channels, 64, 7, 2, 3, bias=False)
+    nn.init.trunc_normal_(first.weight, std=0.01)
+    base: nn.Module = net
+    return base

@@ -1,4 +1,4 @@
-"""A small depthwise-separable network (Howard et al., arXiv:1704.04861)."""
+"""Depthwise-separable networks: a small one (Howard et al., arXiv:1704.04861), and MobileNetV2."""
 
 from torch import nn
 
@@ -22,3 +22,15 @@ def mobilenet(spec: ModelSpec) -> nn.Module:
         Grid(4),
         nn.Linear(512, 128),
     )
+
+
+def mobilenet_v2(spec: ModelSpec) -> nn.Module:
+    """Return torchvision's MobileNetV2 (Sandler et al., arXiv:1801.04381), 1280 wide; its dropout stays."""
+    from torchvision.models.mobilenetv2 import MobileNetV2
+
+    net = MobileNetV2()
+    net.classifier[1] = nn.Identity()
+    net.features[0][0] = first = nn.Conv2d(spec.channels, 32, 3, 2, 1, bias=False)
+    nn.init.kaiming_normal_(first.weight, mode="fan_out")
+    base: nn.Module = net
+    return base

@@ -1,4 +1,6 @@
-"""A small residual network with BatchNorm (He et al., CVPR 2016)."""
+"""Residual networks with BatchNorm (He et al., CVPR 2016): a small one, and torchvision's of 4 to 152 layers."""
+
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,3 +27,37 @@ def resnet(spec: ModelSpec) -> nn.Module:
     return nn.Sequential(
         *stem(spec.channels, 16), ResidualBlock(16, 32), ResidualBlock(32, 64, 2), Grid(2), nn.Linear(256, 128)
     )
+
+
+def _torchvision(spec: ModelSpec, blocks: tuple[int, ...], bottleneck: bool, small_pictures: bool) -> nn.Module:
+    """Build torchvision's network without its last layer, and without the stages that ``blocks`` does not name."""
+    from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+    stages = (*blocks, 1, 1, 1)[:4]
+    net = ResNet(Bottleneck if bottleneck else BasicBlock, stages)
+    for stage in range(len(blocks) + 1, 5):
+        setattr(net, f"layer{stage}", nn.Identity())
+    net.fc = nn.Identity()
+    kernel, stride = (3, 1) if small_pictures else (7, 2)
+    net.conv1 = nn.Conv2d(spec.channels, 64, kernel, stride, kernel // 2, bias=False)
+    nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    if small_pictures:
+        net.maxpool = nn.Identity()
+    base: nn.Module = net
+    return base
+
+
+def deep_resnet(
+    *blocks: int, bottleneck: bool = False, small_pictures: bool = False
+) -> Callable[[ModelSpec], nn.Module]:
+    """Return a builder of a residual network of up to four stages: 64, 128, 256 and 512 channels, averaged over cells.
+
+    The stem is ImageNet's for pictures of every size, as in FedSAF: a 7x7 convolution and a max-pool, which leave a
+    quarter of the rows and columns. FedHPro's own ResNet-10 keeps them all.
+
+    Args:
+        blocks: Residual blocks per stage; fewer than four stages end early, and the features are narrower.
+        bottleneck: 1x1, 3x3, 1x1 convolutions and four times the channels, instead of two 3x3 convolutions.
+        small_pictures: A stem of one 3x3 convolution of stride 1 and no pooling (FedHPro).
+    """
+    return lambda spec: _torchvision(spec, blocks, bottleneck, small_pictures)

@@ -1,38 +1,51 @@
 """What every registered architecture must do, whatever it looks like inside."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from models import FAMILIES, MODELS, ModelSpec, create_model
+from models import FAMILIES, MODELS, FeatureModel, ModelSpec, create_model
+from models.cost import cost
 
-NAMES = sorted(MODELS)
+SMALL = FAMILIES["demo4"]
+LARGE = ("resnet101", "resnet152", "vit_b16", "vit_b32")  # seconds and gigabytes: what is dear is asked of the others
+NAMES = sorted(MODELS.keys() - set(LARGE))
 SPEC = ModelSpec(channels=3, height=32, width=32, feature_dim=128, num_classes=10)
+WIDE = dataclasses.replace(SPEC, feature_dim=512)
+
+# Millions of products that the published counts of transformers leave out, by number of tokens: four 768 x 768
+# projections per token, and queries with keys and weights with values for each pair of tokens, in 12 layers.
+TRANSFORMER = {tokens: 12 * (4 * 768 * 768 * tokens + 2 * 768 * tokens**2) / 1e6 for tokens in (2, 5)}
 
 
 def pictures(count: int, channels: int = 3, size: int = 32) -> Tensor:
     return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", NAMES)
+SHAPES = [  # size, channels, classes, width
+    (28, 1, 10, 64),
+    (32, 3, 100, 512),
+]
+MORE_SHAPES = [
+    (8, 1, 10, 64),
+    (8, 3, 2, 512),
+    (28, 3, 100, 512),
+    (32, 1, 2, 128),
+    (64, 1, 100, 128),
+    (64, 3, 10, 512),
+    (224, 3, 10, 128),
+]
+
+
 @pytest.mark.parametrize(
-    ("size", "channels", "classes", "width"),
-    [
-        (8, 1, 10, 64),
-        (8, 3, 2, 512),
-        (28, 1, 10, 128),
-        (28, 3, 100, 512),
-        (32, 1, 2, 128),
-        (32, 3, 10, 64),
-        (64, 1, 100, 128),
-        (64, 3, 10, 512),
-        (224, 3, 10, 128),
-    ],
+    ("name", "size", "channels", "classes", "width"),
+    [(n, *s) for n in NAMES for s in SHAPES] + [(n, *s) for n in SMALL for s in MORE_SHAPES],
 )
 def test_trains_on_two_pictures_of_any_size(name: str, size: int, channels: int, classes: int, width: int) -> None:
     spec = ModelSpec(channels=channels, height=size, width=size, feature_dim=width, num_classes=classes)
@@ -48,6 +61,29 @@ def test_trains_on_two_pictures_of_any_size(name: str, size: int, channels: int,
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
         assert torch.isfinite(parameter.grad).all(), key
+
+
+@pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "resnet4", "resnet10", "resnet18"])
+def test_answers_a_picture_of_224_pixels(name: str) -> None:
+    spec = ModelSpec(channels=3, height=224, width=224, feature_dim=512, num_classes=10)
+    with torch.inference_mode():
+        logits = create_model(name, spec, seed=0).eval()(pictures(1, size=224))
+    assert logits.shape == (1, 10)
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_model_answers_and_shares_no_tensor(name: str) -> None:
+    """Safetensors refuses tensors that share memory."""
+    model = create_model(name, dataclasses.replace(SPEC, feature_dim=64), seed=0).eval()
+    with torch.inference_mode():
+        features = model.features(pictures(1))
+    assert features.shape == (1, 64)
+    assert torch.isfinite(features).all()
+    assert not features.eq(features[0, 0]).all()
+    tensors = model.state_dict().values()
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+    assert all(tensor.is_contiguous() for tensor in tensors)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,14 +125,14 @@ def test_predictions_survive_saving_and_loading(name: str, tmp_path: Path) -> No
     assert torch.equal(loaded.eval()(x), model.eval()(x))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SMALL)
 def test_is_small_and_128_wide_by_nature(name: str) -> None:
     model = create_model(name, SPEC, seed=0)
     assert sum(parameter.numel() for parameter in model.parameters()) < 200_000
     assert model.base(pictures(2)).shape == (2, 128)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SMALL)
 def test_features_have_both_signs_so_none_can_die(name: str) -> None:
     features = create_model(name, SPEC, seed=0).features(pictures(32))
     assert (features.amin(0) < features.amax(0)).all()
@@ -104,10 +140,64 @@ def test_features_have_both_signs_so_none_can_die(name: str) -> None:
     assert (features > 0).any()
 
 
-@pytest.mark.parametrize("pair", list(itertools.combinations(NAMES, 2)), ids="-".join)
-def test_architectures_differ_in_names_and_shapes(pair: tuple[str, str]) -> None:
-    shapes = [{key: value.shape for key, value in create_model(name, SPEC, 0).state_dict().items()} for name in pair]
-    assert shapes[0] != shapes[1]
+def on_meta(name: str, spec: ModelSpec = SPEC) -> FeatureModel:
+    with torch.device("meta"):
+        return create_model(name, spec, seed=0)
+
+
+def test_architectures_differ_in_names_and_shapes() -> None:
+    shapes = {name: {key: value.shape for key, value in on_meta(name).state_dict().items()} for name in MODELS}
+    for one, other in itertools.combinations(MODELS, 2):
+        assert shapes[one] != shapes[other], (one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "buffers", "million_products", "width"),
+    [
+        ("cnn4", 873_408, 0, 7.83, 512),
+        ("googlenet", 5_599_904, 14_617, 30.6, 1024),
+        ("mobilenet_v2", 2_223_872, 34_164, 6.1, 1280),
+        ("resnet4", 83_520, 387, 7.13, 64),
+        ("resnet6", 313_664, 1_158, 10.8, 128),
+        ("resnet8", 1_232_704, 2_697, 14.5, 256),
+        ("resnet10", 4_905_792, 5_772, 18.1, 512),
+        ("resnet10_cifar", 4_898_112, 5_772, 253.4, 512),
+        ("resnet18", 11_176_512, 9_620, 37.0, 512),
+        ("resnet34", 21_284_672, 17_060, 74.8, 512),
+        ("resnet50", 23_508_032, 53_173, 83.4, 2048),
+        ("resnet101", 42_500_160, 105_448, 159, 2048),
+        ("resnet152", 58_143_808, 151_579, 235, 2048),
+        ("vit_b16", 85_651_200, 0, 285 + TRANSFORMER[5], 768),
+        ("vit_b32", 87_418_368, 0, 116 + TRANSFORMER[2], 768),
+    ],
+)
+def test_the_papers_models_have_the_counted_sizes(
+    name: str, base: int, buffers: int, million_products: float, width: int
+) -> None:
+    """Counted at 32x32x3 with a head for ten classes on 512 features: ``algorithms.md``, 5.3."""
+    model, found = on_meta(name, WIDE), cost(name, WIDE)
+    assert sum(p.numel() for p in model.base.parameters()) == base
+    assert sum(b.numel() for b in model.buffers()) == buffers
+    assert found.parameters == base + 512 * 10 + 10
+    assert found.flops == pytest.approx(2e6 * million_products, rel=5e-3)
+    assert found.width == width
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vit_b_16", "vit_b_32"],
+)
+def test_torchvisions_models_lose_their_last_layer_and_nothing_else(name: str) -> None:
+    import torchvision
+
+    size = {"image_size": 32} if name.startswith("vit") else {}
+    size |= {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+    with torch.device("meta"):
+        theirs = torchvision.models.get_model(name, **size)
+    last = [module for module in theirs.modules() if isinstance(module, nn.Linear)][-1]
+    wanted = sum(p.numel() for p in theirs.parameters()) - sum(p.numel() for p in last.parameters())
+    ours = on_meta(name.replace("vit_b_", "vit_b"))
+    assert sum(p.numel() for p in ours.base.parameters()) == wanted
 
 
 def test_families_hold_registered_names_and_are_no_model_themselves() -> None:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from isoproto import cli
+from models import FAMILIES, MODELS
 from tests import fakes
 from tests.conftest import Run
 from tests.fakes import FaultyGrid, Killed, When
@@ -59,6 +60,7 @@ def test_run_then_list_then_report(isoproto, federation):
         (("run", "-c", "data='npz:/no/such.npz'"), "error: none of 20 nodes can take part: 20 x the client failed: Da"),
         (("resume", "nothing"), "error: there is no run 'nothing'"),
         (("report", "nothing"), "error: there is no run 'nothing'"),
+        (("models", "--family", "htfe5"), "error: `models = 'htfe5'` means another list in each paper"),
         (("run", "--engine", "gpu"), "must be 'in-process' or 'flower', got 'gpu'"),
     ],
 )  # fmt: skip
@@ -67,6 +69,22 @@ def test_what_cannot_be_done_ends_with_a_sentence_and_a_status(isoproto, words, 
     assert status in (1, 2)
     assert told in " ".join(err.split())
     assert "Traceback" not in out + err
+
+
+def test_models_lists_what_each_costs_and_the_families_below(isoproto):
+    status, out, _ = isoproto("models", "--classes", "100", "--family", "htfe4")
+    assert status == 0
+    lines = [line.split() for line in out.splitlines() if line.split()]
+    assert ["cnn4", "924,708", "15.7", "512"] in lines
+    assert ["mobilenet_v2", "2,275,172", "12.3", "1280"] in lines
+    assert lines[-1] == ["htfe4", "cnn4,", "googlenet,", "mobilenet_v2,", "resnet18"]
+
+
+def test_models_lists_all_of_them_for_any_pictures(isoproto):
+    status, out, _ = isoproto("models", "--size", "28", "--channels", "1", "--feature-dim", "64")
+    assert status == 0
+    rows = {line.split()[0] for line in out.splitlines() if line.split()}
+    assert rows >= MODELS.keys() | FAMILIES.keys()
 
 
 def test_a_run_that_fails_has_a_status(isoproto, federation, monkeypatch):

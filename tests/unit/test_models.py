@@ -1,6 +1,8 @@
 """The feature model's pooling, dealing out architectures, and weights as a function of the seed."""
 
 import copy
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -9,8 +11,9 @@ from torch import nn
 from torch.func import functional_call, stack_module_state
 
 from isoproto.errors import ConfigError
-from models import FAMILIES, MODELS, FeatureModel, ModelSpec, architecture_for, create_model
+from models import FAMILIES, FeatureModel, ModelSpec, architecture_for, architectures, create_model
 from models.base import ChannelsLast, Grid
+from models.cost import cost
 
 SPEC = ModelSpec(channels=1, height=32, width=32, feature_dim=128, num_classes=10)
 
@@ -70,7 +73,7 @@ def test_channels_last_changes_the_layout_and_no_value(channels: int) -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", FAMILIES["demo4"])
 def test_clients_trained_together_compute_what_each_computes_alone(name: str) -> None:
     models = [create_model(name, SPEC, seed) for seed in range(2)]
     params, buffers = stack_module_state(models)
@@ -106,6 +109,67 @@ def test_an_unknown_model_is_refused() -> None:
         create_model("vit", SPEC, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("models", "meanings"),
+    [
+        ("htfe5", r"'htfe5_fedhpro' is googlenet, resnet10, .*; 'htfe5_htfllib' is googlenet, mobilenet_v2, "),
+        ("htfe8", r"'htfe8_fedhpro' is .*, resnet10, .*resnet101; 'htfe8_htfllib' is .*, resnet152$"),
+    ],
+)
+def test_a_group_that_the_papers_define_differently_has_no_bare_name(models: str, meanings: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`models = '{models}'` means another list in each paper.*: {meanings}"):
+        architecture_for(models, 0)
+
+
+def test_the_default_group_of_fedsaf_is_nine_resnets() -> None:
+    assert architectures("htfe9") == tuple(f"resnet{n}" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152))
+
+
+def test_the_largest_group_is_the_eight_of_htfllib_and_two_transformers() -> None:
+    assert architectures("htm10") == (*architectures("htfe8_htfllib"), "vit_b16", "vit_b32")
+    assert len(set(architectures("htm10"))) == 10
+
+
+def test_importing_models_and_building_a_small_one_does_not_import_torchvision() -> None:
+    code = """
+import sys, models
+for name in ("cnn", "cnn4"):
+    models.create_model(name, models.ModelSpec(1, 28, 28, 8, 2), 0)
+assert "torchvision" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_four_layers_pool_to_nothing_below_sixteen_pixels() -> None:
+    tiny = ModelSpec(channels=1, height=32, width=15, feature_dim=8, num_classes=2)
+    with pytest.raises(ConfigError, match="'cnn4' needs pictures of at least 16x16 pixels, got 32x15"):
+        create_model("cnn4", tiny, seed=0)
+
+
+def test_a_transformer_sees_what_is_not_a_whole_patch_padded_with_zeros() -> None:
+    """Of a 20x30 picture a 16-pixel patch model makes 2 x 2 patches, as of a 32x32 one."""
+    narrow = ModelSpec(channels=1, height=20, width=30, feature_dim=8, num_classes=2)
+    with torch.device("meta"):
+        model = create_model("vit_b16", narrow, seed=0)
+    padding, transformer = model.base
+    x = torch.ones(1, 1, 20, 30)
+    padded = padding(x)
+    assert padded.shape == (1, 1, 32, 32)
+    assert torch.equal(padded[:, :, :20, :30], x)
+    assert padded.sum() == x.sum()
+    assert transformer.seq_length == 4 + 1
+
+
+def test_cost_of_the_four_layers_by_hand() -> None:
+    """28 x 28 and 10 x 10 places of 5x5 windows over 3 and 32 channels, then 1600 x 512 and 512 x 100."""
+    found = cost("cnn4", ModelSpec(channels=3, height=32, width=32, feature_dim=512, num_classes=100))
+    weights = 25 * 3 * 32 + 32, 25 * 32 * 64 + 64, 1600 * 512 + 512, 512 * 100 + 100
+    products = 784 * 25 * 3 * 32, 100 * 25 * 32 * 64, 1600 * 512, 512 * 100
+    assert found.parameters == sum(weights) == 924_708
+    assert found.flops == 2 * sum(products)
+    assert found.width == 512
+
+
 def test_pictures_below_four_pixels_are_refused() -> None:
     tiny = ModelSpec(channels=1, height=3, width=32, feature_dim=8, num_classes=2)
     with pytest.raises(ConfigError, match="at least 4x4 pixels, got 3x32"):
@@ -118,7 +182,7 @@ def test_building_reseeds_no_generator_of_a_gpu() -> None:
     reseed.assert_not_called()
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", [*FAMILIES["demo4"], "cnn4", "resnet4", "googlenet", "mobilenet_v2"])
 def test_the_base_depends_on_neither_feature_width_nor_classes(name: str) -> None:
     other = ModelSpec(channels=1, height=32, width=32, feature_dim=64, num_classes=3)
     base, same = (create_model(name, spec, seed=5).base.state_dict() for spec in (SPEC, other))

@@ -1,0 +1,43 @@
+"""What a model costs: its parameters, and the arithmetic of one forward pass."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models import ModelSpec, create_model
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The size of a model.
+
+    Attributes:
+        parameters: Trainable numbers, the head's among them.
+        flops: Floating-point operations of the matrix products and convolutions of one sample's forward pass, the
+            head's among them; a multiply-add counts as two, everything else as none.
+        width: Width of the features before they are pooled to ``feature_dim``.
+    """
+
+    parameters: int
+    flops: int
+    width: int
+
+
+def cost(name: str, spec: ModelSpec) -> Cost:
+    """Count what model ``name`` costs; no number is computed and no memory taken.
+
+    Raises:
+        ConfigError: If no architecture has the name, or it cannot take such pictures.
+
+    Example:
+        >>> cost("cnn4", ModelSpec(channels=3, height=32, width=32, feature_dim=512, num_classes=100))
+        Cost(parameters=924708, flops=15744000, width=512)
+    """
+    with torch.device("meta"):
+        model = create_model(name, spec, seed=0).eval()
+        x = torch.empty(1, spec.channels, spec.height, spec.width)
+    with FlopCounterMode(display=False) as counter:
+        width = model.base(x).shape[1]
+        model.head(x.new_empty(1, spec.feature_dim))
+    return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), width)

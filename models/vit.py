@@ -1,0 +1,28 @@
+"""Vision transformers (Dosovitskiy et al., arXiv:2010.11929)."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from models.base import ModelSpec
+
+
+def vit_b(patch: int) -> Callable[[ModelSpec], nn.Module]:
+    """Return a builder of torchvision's ViT-B: 12 layers of 12 heads, 768 wide, on patches of ``patch`` pixels.
+
+    Pictures are padded with zeros, right and below, to the next square of whole patches: a zero adds nothing to a
+    patch's embedding. A 28x28 picture becomes four patches of 16 pixels, as one of 32x32 does, or one of 32.
+    """
+    return lambda spec: _torchvision(spec, patch)
+
+
+def _torchvision(spec: ModelSpec, patch: int) -> nn.Module:
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    side = -(-max(spec.height, spec.width) // patch) * patch
+    net = VisionTransformer(side, patch, num_layers=12, num_heads=12, hidden_dim=768, mlp_dim=3072)
+    net.heads = nn.Identity()
+    net.conv_proj = nn.Conv2d(spec.channels, 768, patch, patch)
+    nn.init.trunc_normal_(net.conv_proj.weight, std=(spec.channels * patch**2) ** -0.5)
+    nn.init.zeros_(net.conv_proj.bias)
+    return nn.Sequential(nn.ZeroPad2d((0, side - spec.width, 0, side - spec.height)), net)
