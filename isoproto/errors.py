@@ -5,10 +5,10 @@
   x DataError         - a data set cannot be found, read, or split as asked
   x WireError         - a message does not follow the wire schema
     + SchemaMismatch  - sender and receiver speak different schema versions
-  x StateError        - a checkpoint, run folder or client store cannot be used
+  x StateError        - a checkpoint, run folder, client store or key cannot be used
   x DivergenceError   - local training left the finite numbers
   x FrameError        - the relations between classes give no common frame this round
-  x FederationError   - a run cannot go on: too few nodes, or nobody answers
+  x FederationError   - a run or a SuperLink does not go on: too few nodes, or nobody answers
 
 Every message stands alone: it says what, which client, what was wanted, what came, and what to do.
 A ClientApp's error reaches the server as one string, without a traceback.
@@ -36,7 +36,7 @@ class SchemaMismatch(WireError):  # noqa: N818 - what it is, not that it is one
 
 
 class StateError(IsoprotoError, RuntimeError):
-    """A checkpoint, run folder or client store cannot be used."""
+    """A checkpoint, run folder, client store or key cannot be used."""
 
 
 class DivergenceError(IsoprotoError, ArithmeticError):

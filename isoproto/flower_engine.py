@@ -84,7 +84,7 @@ def run_under_flower(
         with _process_group(env=environment, cwd=home) as start:
             _start_superlink(start, environment, install_dependencies=install_dependencies)
             federation = f"num-supernodes={clients} client-resources-num-cpus={cpus_per_client}"
-            command = [_tool("flwr"), "run", str(app_folder()), "--stream", "--federation-config", federation]
+            command = [tool("flwr"), "run", str(app_folder()), "--stream", "--federation-config", federation]
             if run_config:
                 command += ["--run-config", str(overrides)]
             returncode = start(command).wait()
@@ -150,8 +150,8 @@ def _start_superlink(start: _Start, environment: Mapping[str, str], *, install_d
     """
     port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
     log = Path(environment["FLWR_HOME"]) / "superlink.log"
-    superlink = [_tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "process"]
-    superexec = [_tool("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
+    superlink = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "process"]
+    superexec = [tool("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
     if install_dependencies:
         superexec.append("--allow-runtime-dependency-installation")
     with log.open("wb") as output:
@@ -187,7 +187,7 @@ def _leaving_on_sigterm() -> Iterator[None]:
 def _last_run(environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
     """Return status and details of the only run that the SuperLink knows."""
     listed = subprocess.run(  # noqa: S603
-        [_tool("flwr"), "ls", "--format", "json"],
+        [tool("flwr"), "ls", "--format", "json"],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -201,7 +201,7 @@ def _last_run(environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
         return "unknown", (listed.stdout + listed.stderr).strip()[-500:]
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """Return the path of a command that is installed beside this interpreter, or on the path."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from isoproto.errors import StateError
@@ -27,22 +28,38 @@ def state_dir(setting: str = "") -> Path:
     return Path(setting).expanduser() if setting else home() / "state"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def keys_dir() -> Path:
+    """Return the folder of a deployment's keys: ``keys`` in ``home()``."""
+    return home() / "keys"
+
+
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666, overwrite: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new one, whatever happens in between.
 
     The content goes to a temporary name in the same folder, is flushed to the disk, and is renamed.
 
+    Args:
+        path: The file.
+        content: What it shall hold.
+        mode: Its permissions from its first moment, less the process's umask.
+        overwrite: Replace a file that is there.
+
     Raises:
-        StateError: If it cannot be written; the old content is untouched.
+        StateError: If it cannot be written, or is there and shall stay; the old content is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # left by a process that was killed: its mode is not ours
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if overwrite:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)  # unlike a rename, fails where a file is
+            temporary.unlink()
     except OSError as err:
         with contextlib.suppress(OSError):  # where its folder cannot be made, there is none
             temporary.unlink(missing_ok=True)

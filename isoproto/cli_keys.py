@@ -1,0 +1,196 @@
+"""The commands of a deployment: ``isoproto keys``, ``isoproto connect`` and ``isoproto health``."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from isoproto import paths
+from isoproto.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from isoproto.enrolment import Outcome
+
+_SOON_DAYS = 30
+
+app = typer.Typer()
+keys_app = typer.Typer(help="Keys of a deployment: make, enrol, revoke, look.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+KeysDirOption = Annotated[
+    Path | None,
+    typer.Option("--keys-dir", help="Folder of keys; by default `keys` in $ISOPROTO_HOME.", envvar="ISOPROTO_KEYS_DIR"),
+]
+HostOption = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name or address by which nodes call the SuperLink; may be repeated."),
+]
+YearsOption = Annotated[int, typer.Option(min=1, max=100, help="How long the SuperLink's certificate is good.")]
+
+
+@keys_app.command()
+def init(
+    nodes: Annotated[int, typer.Option(min=0, help="Make keys of nodes node-0, node-1, ….")] = 0,
+    host: HostOption = None,
+    years: YearsOption = 2,
+    ca_years: Annotated[int, typer.Option(min=1, max=100, help="How long the authority's certificate is good.")] = 10,
+    keys_dir: KeysDirOption = None,
+) -> None:
+    """Make an authority, a certificate for the SuperLink, and a key for each node; replaces nothing."""
+    from isoproto import keys
+
+    folder = _folder(keys_dir)
+    names = [f"node-{number}" for number in range(nodes)]
+    keys.make_keys(folder, nodes=names, hosts=host or [], years=years, authority_years=ca_years)
+    _show(folder)
+
+
+@keys_app.command()
+def add(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of the new nodes.")],
+    keys_dir: KeysDirOption = None,
+) -> None:
+    """Make keys for further nodes; enrol them afterwards."""
+    from isoproto import keys
+
+    for name in nodes:
+        typer.echo(str(keys.make_node_key(_folder(keys_dir), name)))
+
+
+@keys_app.command()
+def renew(host: HostOption = None, years: YearsOption = 2, keys_dir: KeysDirOption = None) -> None:
+    """Sign the SuperLink's certificate anew, for the hosts it has and more; then restart the SuperLink."""
+    from isoproto import keys
+
+    keys.renew_server_certificate(_folder(keys_dir), hosts=host or [], years=years)
+    _show(_folder(keys_dir))
+
+
+@keys_app.command()
+def show(keys_dir: KeysDirOption = None) -> None:
+    """Show what is there, whom it is for, and when it ends; status 1 if something has ended or lies open."""
+    if not _show(_folder(keys_dir)):
+        raise typer.Exit(1)
+
+
+@keys_app.command()
+def enrol(
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="[NODE...]", help="All that have a key, if none.")
+    ] = None,
+    connection: Annotated[str, typer.Option(help="The SuperLink's entry in Flower's config.toml.")] = "isoproto",
+    keys_dir: KeysDirOption = None,
+) -> None:
+    """Have the SuperLink accept nodes' keys; may be called again at any time."""
+    from isoproto import enrolment, keys
+
+    folder = _folder(keys_dir)
+    names = nodes or keys.node_names(folder)
+    if not names:
+        raise StateError(f"there is no key of a node in {folder}; make one with `isoproto keys add NODE`")
+    _report(enrolment.enrol(folder, names, connection))
+
+
+@keys_app.command()
+def revoke(
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Nodes to shut out.")],
+    keys_dir: KeysDirOption = None,
+) -> None:
+    """Have the SuperLink refuse nodes' keys from now on, and remove them here."""
+    from isoproto import enrolment
+
+    _report(enrolment.revoke(_folder(keys_dir), name) for name in nodes)
+
+
+@app.command()
+def connect(
+    name: Annotated[str, typer.Argument(help="The entry's name: `flwr run . NAME`.")] = "isoproto",
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the SuperLink is.")] = "127.0.0.1:8000",
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the authority; by default ca.pem of the folder of keys.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Change an entry that leads elsewhere.")] = False,
+    keys_dir: KeysDirOption = None,
+) -> None:
+    """Write the SuperLink's entry into Flower's config.toml; the rest of that file stays as it is."""
+    from isoproto.connection import check_address, write_connection
+    from isoproto.keys import check_certificate
+
+    if insecure and root_certificates:
+        raise ConfigError("--insecure and --root-certificates exclude each other; give one of them")
+    certificate = None if insecure else root_certificates or _folder(keys_dir) / "ca.pem"
+    if certificate:
+        check_certificate(certificate)
+    path, default = _flower_config()
+    changed = write_connection(path, default, name, check_address(address), certificate, replace=replace)
+    typer.echo(f"{path}: {name} {'leads' if changed else 'led already'} to {address}; `flwr run . {name} --stream`")
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, as in --health-server-address.")],
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the authority, if the server has TLS; Flower's has none.")
+    ] = None,
+    service: Annotated[str, typer.Option(help="One of the server's services; empty for all of it.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 5.0,
+) -> None:
+    """Ask a SuperLink or SuperNode whether it serves: status 0 if so, 1 if not, 2 if nobody answers."""
+    from isoproto.connection import check_address
+    from isoproto.health import check
+    from isoproto.keys import check_certificate
+
+    certificates = check_certificate(root_certificates) if root_certificates else None
+    found = check(check_address(address), certificates, service, timeout)
+    words = found.status.name.lower().replace("_", " ")
+    typer.echo(f"{address}: {words}{f' ({found.reason})' if found.reason else ''}", err=found.status != 0)
+    raise typer.Exit(found.status)
+
+
+def _folder(keys_dir: Path | None) -> Path:
+    return (keys_dir or paths.keys_dir()).expanduser()
+
+
+def _flower_config() -> tuple[Path, str]:
+    """Return where Flower looks for its config.toml, and what it would write there by itself."""
+    from flwr.cli.constant import DEFAULT_FLOWER_CONFIG_TOML, FLOWER_CONFIG_FILE
+    from flwr.supercore.utils import get_flwr_home
+
+    return get_flwr_home() / FLOWER_CONFIG_FILE, DEFAULT_FLOWER_CONFIG_TOML
+
+
+def _report(outcomes: "Iterable[Outcome]") -> None:
+    """Say what became of each node, as it happens; status 1 if one failed."""
+    failed = False
+    for outcome in outcomes:
+        typer.echo(f"{outcome.node}: {outcome.text}", err=not outcome.done)
+        failed |= not outcome.done
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(folder: Path) -> bool:
+    """Print what is in a folder, and return whether all of it can be used."""
+    from isoproto.enrolment import enrolled_as
+    from isoproto.keys import describe
+
+    fine = True
+    typer.echo(str(folder))
+    for found in describe(folder):
+        name = found.path.relative_to(folder).as_posix()
+        if found.expires:
+            days = (found.expires - datetime.now(UTC)).days
+            fine &= days >= 0
+            state = f"good until {found.expires:%Y-%m-%d} ({days} days), for {', '.join(found.names)}"
+            if days < _SOON_DAYS:
+                state += "; " + ("call `isoproto keys renew`" if name == "server.pem" else "make all keys anew")
+        else:
+            state = enrolled_as(folder, found.path.stem) or "not enrolled"
+        typer.echo(f"  {name}: {state}\n    {found.fingerprint}")
+        if found.exposed:
+            typer.echo(f"    others can read its private key: chmod 600 {found.path.with_suffix('.key')}")
+            fine = False
+    return fine

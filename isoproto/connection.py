@@ -1,0 +1,148 @@
+"""An entry of Flower's ``config.toml``: how ``flwr`` reaches a SuperLink. The rest of the file stays as it is."""
+
+import copy
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from isoproto.config import Scalar
+from isoproto.errors import ConfigError
+from isoproto.paths import write_atomically
+from isoproto.run_folder import to_toml
+
+_OURS = ("address", "root-certificates", "insecure")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
+
+
+def check_address(address: str) -> str:
+    """Return an address if it is ``HOST:PORT``.
+
+    Raises:
+        ConfigError: If it is not.
+
+    Example:
+        >>> check_address("[::1]:8000")
+        '[::1]:8000'
+    """
+    if not _ADDRESS.fullmatch(address):
+        raise ConfigError(f"{address!r} is not an address; give HOST:PORT without scheme, such as 127.0.0.1:8000")
+    return address
+
+
+def write_connection(
+    path: Path, default: str, name: str, address: str, root_certificates: Path | None, *, replace: bool = False
+) -> bool:
+    """Add or change a connection in a ``config.toml``, as ``with_connection`` does, and return whether it changed.
+
+    Args:
+        path: The file; a link to one stays a link.
+        default: What it begins with if it is not there.
+        name: The connection's name.
+        address: Where the SuperLink is.
+        root_certificates: The certificate of its authority; None without TLS.
+        replace: Let an entry that leads to another address lead here.
+
+    Raises:
+        ConfigError: If the file cannot be read or changed; it is untouched.
+        StateError: If it cannot be written; it is untouched.
+    """
+    path = path.resolve()
+    try:
+        before, mode = path.read_bytes().decode(), stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        before, mode = "", 0o666
+    except (OSError, ValueError) as err:
+        raise ConfigError(f"cannot read {path}: {err}; repair or remove it") from err
+    after = with_connection(before or default, name, address, root_certificates, replace=replace)
+    if after != before:
+        write_atomically(path, after.encode(), mode=mode)
+    return after != before
+
+
+def with_connection(
+    text: str, name: str, address: str, root_certificates: Path | None, *, replace: bool = False
+) -> str:
+    """Add or change a connection in the text of a ``config.toml``.
+
+    Args:
+        text: What the file holds.
+        name: The connection's name, with which ``flwr run . NAME`` uses it.
+        address: Where the SuperLink is, ``HOST:PORT``.
+        root_certificates: The certificate that its own must be signed by; None for a SuperLink without TLS.
+        replace: Let an entry that leads to another address lead here.
+
+    Returns:
+        The new text. Everything but these settings of this entry is as it was, comments included.
+
+    Raises:
+        ConfigError: If the name cannot be one, its entry leads elsewhere, or the text cannot be changed line by line.
+
+    Example:
+        >>> print(with_connection("", "here", "127.0.0.1:8000", None), end="")
+        [superlink.here]
+        address = "127.0.0.1:8000"
+        insecure = true
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name == "default":
+        raise ConfigError(f"a connection cannot be called {name!r}; use letters, digits, '_' and '-'; not 'default'")
+    wanted: dict[str, Scalar] = {"address": address}
+    wanted |= {"root-certificates": str(root_certificates.absolute())} if root_certificates else {"insecure": True}
+    before = _parse(text)
+    entry = _entries(before).get(name)
+    if entry is None:
+        gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        new = f"{text}{gap}[superlink.{name}]\n{to_toml(wanted)}"
+    elif {key: entry[key] for key in _OURS if key in entry} == wanted:
+        return text
+    elif entry.get("address") != address and not replace:
+        raise ConfigError(
+            f"the connection {name!r} leads to {entry.get('address')!r}, not to {address!r}; choose another name, or "
+            "change it with --replace"
+        )
+    else:
+        new = _with_settings(text, name, to_toml(wanted))
+    after = copy.deepcopy(before)
+    kept = {key: value for key, value in (entry or {}).items() if key not in _OURS}
+    after.setdefault("superlink", {})[name] = {**kept, **wanted}
+    if not _same(new, after):
+        raise ConfigError(
+            f"the connection {name!r} cannot be written without touching the rest of the file, which is laid out in "
+            f"an unusual way; write it by hand:\n[superlink.{name}]\n{to_toml(wanted)}"
+        )
+    return new
+
+
+def _with_settings(text: str, name: str, settings: str) -> str:
+    """Put settings below the header of an entry, and take out the lines that hold those settings now."""
+    lines = text.splitlines(keepends=True)
+    header = re.compile(rf"\s*\[\s*superlink\s*\.\s*(['\"]?){re.escape(name)}\1\s*\]")
+    start = next((number for number, line in enumerate(lines, 1) if header.match(line)), len(lines))
+    end = next(
+        (number for number, line in enumerate(lines) if number >= start and line.lstrip()[:1] == "["), len(lines)
+    )
+    old = re.compile(rf"\s*(['\"]?)({'|'.join(_OURS)})\1\s*=")
+    kept = [line for line in lines[start:end] if not old.match(line)]
+    return "".join([*lines[:start], settings, *kept, *lines[end:]])
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise ConfigError(f"Flower's config.toml is not TOML: {err}; repair or remove it") from err
+
+
+def _entries(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the connections by name."""
+    superlink = config.get("superlink", {})
+    tables = superlink.items() if isinstance(superlink, dict) else ()
+    return {name: entry for name, entry in tables if isinstance(entry, dict)}
+
+
+def _same(text: str, wanted: dict[str, Any]) -> bool:
+    try:
+        return tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        return False

@@ -1,0 +1,381 @@
+"""Keys of a deployment as files in one folder: an authority, the SuperLink's certificate, a key for each node.
+
+==================  ==========================================  ========================================
+file                what it holds                               who needs it
+==================  ==========================================  ========================================
+``ca.key``          private key of the authority                nobody else; it signs new certificates
+``ca.pem``          its certificate                             every node, and whoever calls ``flwr``
+``server.key``      private key of the SuperLink                the SuperLink
+``server.pem``      its certificate                             the SuperLink
+``nodes/NAME.key``  private key of a node, OpenSSH's format     that node
+``nodes/NAME.pub``  its public half                             nobody else; the SuperLink learns it
+==================  ==========================================  ========================================
+
+All keys lie on the curve P-384, which Flower asks of nodes. Private keys are readable by their owner alone from
+the moment they exist, and no file that is there is ever replaced, but for the SuperLink's certificate on renewal.
+"""
+
+import base64
+import hashlib
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from isoproto.errors import ConfigError, StateError
+from isoproto.paths import write_atomically
+
+AUTHORITY_YEARS = 10
+SERVER_YEARS = 2
+# What the SuperLink is called on its own machine and in a compose file.
+OWN_HOSTS = ("localhost", "127.0.0.1", "::1", "superlink")
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?!\d+$)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+)
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_CLOCKS_DIFFER = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What one certificate or node key is.
+
+    Attributes:
+        path: Its file.
+        expires: When it ends; None for a node's key, which is good until it is revoked.
+        names: Whom it stands for: host names and addresses, the authority, the node.
+        fingerprint: SHA-256, as ``openssl x509 -fingerprint`` and ``ssh-keygen -l`` write it.
+        exposed: Whether others on this machine can read its private key.
+    """
+
+    path: Path
+    expires: datetime | None
+    names: tuple[str, ...]
+    fingerprint: str
+    exposed: bool
+
+
+def make_keys(
+    folder: Path,
+    *,
+    nodes: Iterable[str] = (),
+    hosts: Iterable[str] = (),
+    years: int = SERVER_YEARS,
+    authority_years: int = AUTHORITY_YEARS,
+) -> None:
+    """Make an authority, a certificate for the SuperLink, and a key for each node, in a folder without any of these.
+
+    Raises:
+        ConfigError: If a name cannot be one; nothing was written.
+        StateError: If there is one of them already; nothing was written.
+    """
+    nodes, hosts = list(nodes), list(hosts)
+    _subject_names(hosts)
+    for name in nodes:
+        _check_node_name(name)
+    if found := [path.relative_to(folder).as_posix() for path in _files(folder)]:
+        raise StateError(
+            f"{folder} holds keys already ({', '.join(found)}); nothing was changed. Add a node with `isoproto keys "
+            "add NODE`, renew the SuperLink's certificate with `isoproto keys renew`, look with `isoproto keys show`, or "
+            "choose another folder with --keys-dir"
+        )
+    make_authority(folder, years=authority_years)
+    make_server_certificate(folder, hosts=hosts, years=years)
+    for name in nodes:
+        make_node_key(folder, name)
+
+
+def make_authority(folder: Path, *, years: int = AUTHORITY_YEARS) -> Path:
+    """Make a private key and the certificate with which it vouches for itself, and return the certificate's file.
+
+    It can sign certificates of servers, but none of further authorities (path length 0).
+
+    Raises:
+        StateError: If there is one already.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    name = _name(f"isoproto authority {identifier.digest.hex()[:8]}")
+    certificate = (
+        _draft(name, key.public_key(), name, until=datetime.now(UTC) + timedelta(days=365 * years))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _make_folders(folder)
+    _write_new(folder / "ca.key", _private_pem(key), private=True)
+    return _write_new(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
+
+
+def make_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: int = SERVER_YEARS) -> Path:
+    """Make a key for the SuperLink and have it signed by the authority, and return the certificate's file.
+
+    Args:
+        folder: Where the authority is.
+        hosts: Names and addresses under which nodes and users call the SuperLink, besides ``OWN_HOSTS`` and the
+            name of this machine.
+        years: How long it is good, but no longer than the authority.
+
+    Raises:
+        ConfigError: If a host is neither a name nor an address.
+        StateError: If there is one already, or no authority.
+    """
+    names = _subject_names([*OWN_HOSTS, *_this_machine(), *hosts])
+    key = ec.generate_private_key(ec.SECP384R1())
+    content = _signed_for(folder, key.public_key(), names, years)
+    _write_new(folder / "server.key", _private_pem(key), private=True)
+    return _write_new(folder / "server.pem", content)
+
+
+def renew_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: int = SERVER_YEARS) -> Path:
+    """Have the SuperLink's key signed anew, for the hosts it has and more; nodes need nothing new.
+
+    Raises:
+        ConfigError: If a host is neither a name nor an address.
+        StateError: If there is no authority, or no certificate to renew.
+    """
+    path = folder / "server.pem"
+    names = _subject_names([*_hosts(_read_certificate(path)), *hosts])
+    write_atomically(
+        path, _signed_for(folder, _read_private(folder / "server.key").public_key(), names, years), mode=0o644
+    )
+    return path
+
+
+def make_node_key(folder: Path, name: str) -> Path:
+    """Make the pair of keys with which a node proves who it is, and return the private one's file.
+
+    Raises:
+        ConfigError: If the name cannot be one.
+        StateError: If there is one already.
+    """
+    _check_node_name(name)
+    private, public = (folder / "nodes" / f"{name}{suffix}" for suffix in (".key", ".pub"))
+    for path in (private, public):
+        if path.exists():
+            raise StateError(
+                f"{path} is there already; nothing was changed. A node that lost its key needs a new one: "
+                f"`isoproto keys revoke {name}`, then add it again"
+            )
+    _make_folders(folder)
+    key = ec.generate_private_key(ec.SECP384R1())
+    line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+    _write_new(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+    _write_new(public, line)
+    return private
+
+
+def node_names(folder: Path) -> list[str]:
+    """Return the names of the nodes that have a key here."""
+    return sorted(path.stem for path in (folder / "nodes").glob("*.pub"))
+
+
+def public_key(folder: Path, name: str) -> Path:
+    """Return the file of a node's public key.
+
+    Raises:
+        StateError: If there is none.
+    """
+    path = folder / "nodes" / f"{name}.pub"
+    if not path.is_file():
+        raise StateError(
+            f"there is no key of a node {name!r} in {folder}, which has {', '.join(node_names(folder)) or 'none'}; "
+            f"make one with `isoproto keys add {name}`"
+        )
+    return path
+
+
+def check_certificate(path: Path) -> bytes:
+    """Return the content of a file with a certificate.
+
+    Raises:
+        StateError: If it is none.
+    """
+    return _read_certificate(path).public_bytes(Encoding.PEM)
+
+
+def describe(folder: Path) -> list[Credential]:
+    """Return what is in a folder: the authority, the SuperLink's certificate, and the nodes' keys by name.
+
+    Raises:
+        StateError: If there is nothing, or something cannot be read.
+    """
+    found = [_describe_certificate(folder / name) for name in ("ca.pem", "server.pem") if (folder / name).exists()]
+    found += [_describe_node(public_key(folder, name)) for name in node_names(folder)]
+    if not found:
+        raise StateError(f"there are no keys in {folder}; make some with `isoproto keys init`, or see --keys-dir")
+    return found
+
+
+def _describe_certificate(path: Path) -> Credential:
+    certificate = _read_certificate(path)
+    hosts = _hosts(certificate) or [str(part.value) for part in certificate.subject]
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+    return Credential(path, certificate.not_valid_after_utc, tuple(hosts), fingerprint, _exposed(path))
+
+
+def _describe_node(path: Path) -> Credential:
+    try:
+        blob = base64.b64decode(path.read_text("utf8").split()[1], validate=True)
+    except (OSError, ValueError, IndexError) as err:
+        raise StateError(f"{path} is no public key in OpenSSH's format: {err}; restore or remove it") from err
+    fingerprint = "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return Credential(path, None, (path.stem,), fingerprint, _exposed(path))
+
+
+def _exposed(public: Path) -> bool:
+    private = public.with_suffix(".key")
+    return private.exists() and bool(private.stat().st_mode & 0o077)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of ours that are in a folder."""
+    own = [folder / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
+    return [path for path in [*own, *sorted((folder / "nodes").glob("*"))] if path.exists()]
+
+
+def _check_node_name(name: str) -> None:
+    if not _NODE_NAME.fullmatch(name):
+        raise ConfigError(
+            f"a node cannot be called {name!r}: its name is that of a file and of a line in reports; use up to 63 "
+            "letters, digits, '.', '_' and '-', first a letter or digit"
+        )
+
+
+def _this_machine() -> list[str]:
+    """Return this machine's name, if it is one that a certificate can hold."""
+    name = socket.gethostname().lower()
+    return [name] if _HOST_NAME.fullmatch(name) else []
+
+
+def _subject_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+    """Return each host once, as a name or as an address."""
+    return list(dict.fromkeys(_subject_name(host) for host in hosts))
+
+
+def _subject_name(host: str) -> x509.GeneralName:
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        address = None
+    if address and not address.is_unspecified:
+        return x509.IPAddress(address)
+    if not address and _HOST_NAME.fullmatch(host.lower()):
+        return x509.DNSName(host.lower())
+    raise ConfigError(
+        f"--host {host!r} is not what nodes can call the SuperLink by: give a host name or an IP address, without "
+        "scheme and port"
+    )
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    """Return the names and addresses that a certificate is for; an authority has none."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names]
+
+
+def _signed_for(folder: Path, key: ec.EllipticCurvePublicKey, names: list[x509.GeneralName], years: int) -> bytes:
+    """Return the certificate of a server's key, signed by the folder's authority."""
+    authority, authority_key = _read_certificate(folder / "ca.pem"), _read_private(folder / "ca.key")
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    until = min(datetime.now(UTC) + timedelta(days=365 * years), authority.not_valid_after_utc)
+    certificate = (
+        _draft(_name("isoproto SuperLink"), key, authority.subject, until=until)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _draft(
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, *, until: datetime
+) -> x509.CertificateBuilder:
+    """Return the part that every certificate has; it begins a little earlier, for clocks that are late."""
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - _CLOCKS_DIFFER)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """Return what a key is for: signing certificates, or proving in a handshake who one is."""
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
+    write_atomically(path, content, mode=0o600 if private else 0o644, overwrite=False)
+    return path
+
+
+def _make_folders(folder: Path) -> None:
+    """Make the folder of keys, and in it the one of nodes, for their owner alone, if they are not there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for path in (folder, folder / "nodes"):
+            path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as err:
+        raise StateError(f"cannot make the folder {folder}: {err.strerror}; choose another with --keys-dir") from err
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as err:
+        raise StateError(f"cannot read the certificate {path}: {err}; restore it, or make all keys anew") from err
+
+
+def _read_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as err:  # TypeError: it is encrypted
+        raise StateError(f"cannot read the private key {path}: {err}; restore it, or make all keys anew") from err
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise StateError(f"{path}: wanted a key on an elliptic curve, got {type(key).__name__}")
+    return key
