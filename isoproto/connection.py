@@ -1,6 +1,5 @@
 """An entry of Flower's ``config.toml``: how ``flwr`` reaches a SuperLink. The rest of the file stays as it is."""
 
-import copy
 import re
 import stat
 import tomllib
@@ -49,13 +48,14 @@ def write_connection(
         StateError: If it cannot be written; it is untouched.
     """
     path = path.resolve()
+    before, mode = None, 0o666
     try:
         before, mode = path.read_bytes().decode(), stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
-        before, mode = "", 0o666
+        pass
     except (OSError, ValueError) as err:
         raise ConfigError(f"cannot read {path}: {err}; repair or remove it") from err
-    after = with_connection(before or default, name, address, root_certificates, replace=replace)
+    after = with_connection(default if before is None else before, name, address, root_certificates, replace=replace)
     if after != before:
         write_atomically(path, after.encode(), mode=mode)
     return after != before
@@ -90,8 +90,11 @@ def with_connection(
     wanted: dict[str, Scalar] = {"address": address}
     wanted |= {"root-certificates": str(root_certificates.absolute())} if root_certificates else {"insecure": True}
     before = _parse(text)
-    entry = _entries(before).get(name)
-    if entry is None:
+    entries = before.get("superlink")
+    entries = entries if isinstance(entries, dict) else {}
+    entry = entries.get(name)
+    if not isinstance(entry, dict):
+        entry = {}
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         new = f"{text}{gap}[superlink.{name}]\n{to_toml(wanted)}"
     elif {key: entry[key] for key in _OURS if key in entry} == wanted:
@@ -103,10 +106,8 @@ def with_connection(
         )
     else:
         new = _with_settings(text, name, to_toml(wanted))
-    after = copy.deepcopy(before)
-    kept = {key: value for key, value in (entry or {}).items() if key not in _OURS}
-    after.setdefault("superlink", {})[name] = {**kept, **wanted}
-    if not _same(new, after):
+    kept = {key: value for key, value in entry.items() if key not in _OURS}
+    if not _same(new, {**before, "superlink": {**entries, name: {**kept, **wanted}}}):
         raise ConfigError(
             f"the connection {name!r} cannot be written without touching the rest of the file, which is laid out in "
             f"an unusual way; write it by hand:\n[superlink.{name}]\n{to_toml(wanted)}"
@@ -132,13 +133,6 @@ def _parse(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
         raise ConfigError(f"Flower's config.toml is not TOML: {err}; repair or remove it") from err
-
-
-def _entries(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the connections by name."""
-    superlink = config.get("superlink", {})
-    tables = superlink.items() if isinstance(superlink, dict) else ()
-    return {name: entry for name, entry in tables if isinstance(entry, dict)}
 
 
 def _same(text: str, wanted: dict[str, Any]) -> bool:

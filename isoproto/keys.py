@@ -91,8 +91,8 @@ def make_keys(
     if found := [path.relative_to(folder).as_posix() for path in _files(folder)]:
         raise StateError(
             f"{folder} holds keys already ({', '.join(found)}); nothing was changed. Add a node with `isoproto keys "
-            "add NODE`, renew the SuperLink's certificate with `isoproto keys renew`, look with `isoproto keys show`, or "
-            "choose another folder with --keys-dir"
+            "add NODE`, renew the SuperLink's certificate with `isoproto keys renew`, look with `isoproto keys show`, "
+            "or choose another folder with --keys-dir"
         )
     make_authority(folder, years=authority_years)
     make_server_certificate(folder, hosts=hosts, years=years)

@@ -1,4 +1,5 @@
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ def test_home_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path))
     assert paths.home() == tmp_path
     assert (paths.output_dir(), paths.state_dir()) == (tmp_path / "runs", tmp_path / "state")
+    assert paths.keys_dir() == tmp_path / "keys"
     monkeypatch.setenv("ISOPROTO_HOME", "somewhere")
     assert paths.home().is_absolute()
 
@@ -47,6 +49,24 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, broken):
         paths.write_atomically(path, b"x" * 5000)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_file_that_shall_stay_stays(tmp_path):
+    paths.write_atomically(tmp_path / "key", b"new", mode=0o600, overwrite=False)
+    with pytest.raises(StateError, match=r"cannot write .*/key: File exists"):
+        paths.write_atomically(tmp_path / "key", b"newer", overwrite=False)
+    assert (tmp_path / "key").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["key"]
+
+
+def test_a_leftover_of_a_killed_process_does_not_lend_its_mode(tmp_path):
+    leftover = tmp_path / f".key.{os.getpid()}.tmp"
+    leftover.write_bytes(b"half")
+    leftover.chmod(0o666)
+    paths.write_atomically(tmp_path / "key", b"new", mode=0o600)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["key"]
 
 
 def test_a_kill_before_the_rename_leaves_the_old_content(tmp_path, monkeypatch):
