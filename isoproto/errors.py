@@ -8,7 +8,7 @@
   x StateError        - a checkpoint, run folder, client store or key cannot be used
   x DivergenceError   - local training left the finite numbers
   x FrameError        - the relations between classes give no common frame this round
-  x FederationError   - a run or a SuperLink does not go on: too few nodes, or nobody answers
+  x FederationError   - a run cannot go on: too few nodes, or nobody answers; or Flower refused a command
 
 Every message stands alone: it says what, which client, what was wanted, what came, and what to do.
 A ClientApp's error reaches the server as one string, without a traceback.
@@ -48,4 +48,4 @@ class FrameError(IsoprotoError, ArithmeticError):
 
 
 class FederationError(IsoprotoError, RuntimeError):
-    """A run cannot go on."""
+    """A run cannot go on, or Flower refused a command."""

@@ -92,7 +92,7 @@ def make_keys(
         raise StateError(
             f"{folder} holds keys already ({', '.join(found)}); nothing was changed. Add a node with `isoproto keys "
             "add NODE`, renew the SuperLink's certificate with `isoproto keys renew`, look with `isoproto keys show`, "
-            "or choose another folder with --keys-dir"
+            "choose another folder with --keys-dir, or remove this one if it is half made"
         )
     make_authority(folder, years=authority_years)
     make_server_certificate(folder, hosts=hosts, years=years)
@@ -152,9 +152,8 @@ def renew_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: 
     """
     path = folder / "server.pem"
     names = _subject_names([*_hosts(_read_certificate(path)), *hosts])
-    write_atomically(
-        path, _signed_for(folder, _read_private(folder / "server.key").public_key(), names, years), mode=0o644
-    )
+    key = _read_private(folder / "server.key").public_key()
+    write_atomically(path, _signed_for(folder, key, names, years), mode=0o644)
     return path
 
 
