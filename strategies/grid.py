@@ -12,7 +12,7 @@ from isoproto.errors import FederationError
 
 # Flower's own grids sleep 0.1 s (simulation) or 3 s (deployment) between looks; a round of the demo takes 2 s. Only the
 # last replies are waited for, though, and a look costs a core that the clients need.
-_SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.01, 0.05, 0.5, 1.05, 4
+_SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.015, 0.15, 0.5, 1.05, 2
 # The first look comes after this share of the time that the first reply took in the round before.
 _EARLY = 0.8
 # How Flower's simulation tells that a client's worker is gone, as opposed to a client that failed in it.

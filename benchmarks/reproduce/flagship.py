@@ -127,6 +127,17 @@ LONG: Cells = {
     for optimiser, changes in OPTIMISERS.items()
     for name, settings in (("local", {"strategy": "local"}), ("isoproto", FLAGSHIP))
 }
+# 80 clients with 60 training pictures each: where others' knowledge should be worth most.
+FULL = {"hyper.pcl": 1.0, "hyper.pal": 1.0}
+FEW: Cells = {
+    "local": {"strategy": "local"},
+    "isoproto, HPCL and HPAL at 1": {**FLAGSHIP, **FULL},
+    "isoproto, HPCL and HPAL at 1, S frozen": {**FLAGSHIP, **FULL, **FROZEN},
+    "isoproto, HPCL and HPAL at 1, frame = shared, S frozen": {**FLAGSHIP, **FULL, "frame": "shared", **FROZEN},
+    "isoproto, HPCL and HPAL at 1, anchors = own": {**FLAGSHIP, **FULL, "anchors": "own", **FROZEN},
+    "isoproto, HPCL and HPAL at 1, anchors = private, shrink = 1": {**FLAGSHIP, **FULL, **ALONE},
+}
+CLIENTS_OF = {"few": 80}
 MANY_TRAIN, MANY_TEST = 10000, 2000
 TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
 
@@ -215,6 +226,11 @@ def stages() -> dict[str, Cells]:
             }
             for name, settings in MANY.items()
         },
+        "few": {
+            f"by domain | {name} | seed {seed}": {**DIGITS, **PARTITIONS["by domain"], **settings, "seed": seed}
+            for seed in SEEDS
+            for name, settings in FEW.items()
+        },
         "long": {
             f"by domain | {name} | seed 0": {**DIGITS, **PARTITIONS["by domain"], **settings}
             for name, settings in LONG.items()
@@ -267,6 +283,8 @@ def table() -> str:
     lines.append("## One architecture, models averaged (three seeds; control: fedavg)\n")
     for partition in PARTITIONS:
         seeded("one", partition, ONE, "fedavg")
+    lines.append("## Little data: 80 clients with 60 training pictures (three seeds; control: local)\n")
+    seeded("few", "by domain", FEW, "local")
     lines.append("## CIFAR-10, 8,000 + 2,000 pictures, 12 rounds (one seed; control: local)\n")
     single("cifar10", "Dirichlet 0.1", CIFAR, "local", " | seed 0")
     lines.append("## Long tail: CIFAR-10 with 2,000 to 20 pictures a class, balanced test set, 15 rounds (one seed)\n")
@@ -299,7 +317,30 @@ def table() -> str:
 
 INTRODUCTION = """# Hyper-prototypes, measured
 
-INTRO
+Made by `python benchmarks/reproduce/flagship.py --table` from `benchmarks/results/flagship-*.json`; no figure in a
+table is typed by hand. Pictures of gradient matching: [below](#gradient-matching). Decisions made on the screening:
+[ADR 6](adr/0006-flagship.md).
+
+Accuracy in per cent: every client's own model, by its head, on its own test part, mean over 20 clients. `final` is
+the last round; `last five` the mean of the last five rounds, on which differences are taken since a client's test
+part is small. Differences are paired: all methods of a seed share partition, initial weights and batch order. ± is
+the sample standard deviation over seeds 0, 1, 2 (the partition is the same in all). Unless said: digits4, 20
+clients, 15 rounds, one local epoch, SGD 0.02 with momentum 0.9, batch 32, four architectures, feature width 128.
+*Frozen* is the same method with `hyper.learning-rate = 0`: hyper-prototypes stay where they start and no gradients
+travel. `anchors = own` and `anchors = private, shrink = 1` use nothing of other clients: the same losses towards
+the client's own prototypes and relations, or towards random vectors and the simplex.
+
+**What it says.** With four architectures and nobody's weights, `isoproto` is better than `local` and `fedproto` in
+both settings, by more than the spread and in every seed: by domain +1.4 over `local` and +2.2 over `fedproto`,
+under Dirichlet 0.1 +0.9 and +1.0. But *the gain is not federation*: the same losses with nothing exchanged
+(`anchors = own`) gain as much, +1.8 and +0.9, and random private anchors with the simplex +1.1 and +0.9. What other
+clients know adds nothing measurable here beyond a good local regulariser. Gradient matching does its job (L_GM
+falls to half or less within a round, clients' gradients agree with a mean cosine of about 0.9 in the frame) and
+brings no accuracy: -0.4 +- 0.2 by domain and +0.2 +- 0.1 under Dirichlet against its frozen twin. Tried without
+effect: three frames, two heads, K = 1, 5, 10, M = 10, 30. What did matter: anchors under domain skew (full weight:
++2.3), structure under label skew, shrinking relations half-way. `fedhpro` with `share = head` loses under both: the
+paper's HPAL, summed over coordinates towards random vectors, dominates the first rounds of small networks that are
+not averaged. The papers report no digits4, so there is no number of theirs to put beside these.
 """
 
 
@@ -316,7 +357,8 @@ def main() -> None:
             prepare(Path(arguments.data_dir).expanduser())
         for stage in arguments.stages:
             command = f"python benchmarks/reproduce/flagship.py {stage}"
-            run_missing(RESULTS / f"flagship-{stage}.json", stages()[stage], clients=CLIENTS, command=command)
+            clients = CLIENTS_OF.get(stage, CLIENTS)
+            run_missing(RESULTS / f"flagship-{stage}.json", stages()[stage], clients=clients, command=command)
     if arguments.table:
         TABLE.write_text(table())
         print(f"wrote {TABLE.relative_to(ROOT)}")
