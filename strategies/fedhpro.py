@@ -20,7 +20,7 @@ class FedHPro(PrototypeStrategy):
         "hyper__optimizer": "sgd",
         "hyper__learning_rate": 0.1,
         "hyper__margin": "literal",
-        "hyper__form": "paper",
+        "hyper__form": "paper_mean",  # the literal sum kills small networks (docs/adr/0006-flagship.md)
         "hyper__pcl": 1.0,
         "hyper__pal": 1.0,
     }

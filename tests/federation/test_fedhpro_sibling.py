@@ -21,6 +21,7 @@ SETTINGS = {
     "partition": "shards",
     "classes-per-client": 2,
     "batch-size": 8,
+    "hyper.form": "paper",
     "hyper.learning-rate": 20.0,  # so large that matching moves the vectors by more than rounding
 }
 
