@@ -142,6 +142,19 @@ FEW: Cells = {
     "isoproto, HPCL and HPAL at 1, anchors = own": {**FLAGSHIP, **FULL, "anchors": "own", **FROZEN},
     "isoproto, HPCL and HPAL at 1, anchors = private, shrink = 1": {**FLAGSHIP, **FULL, **ALONE},
 }
+# What makes fedhpro's anchors good: shared heads, common random vectors, or only the margin and the mean form?
+RANDOM = {
+    "strategy": "fedhpro",
+    "share": "none",
+    "hyper.head": "prototype",
+    **FROZEN,
+}
+ANCHORS: Cells = {
+    "local": {"strategy": "local"},
+    "fedhpro's losses, common random vectors, nothing shared": RANDOM,
+    "fedhpro's losses, private random vectors (nothing exchanged)": {**RANDOM, "anchors": "private"},
+    "the same without margin": {**RANDOM, "anchors": "private", "hyper.margin": "none"},
+}
 CLIENTS_OF = {"few": 80}
 MANY_TRAIN, MANY_TEST = 10000, 2000
 TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
@@ -231,6 +244,11 @@ def stages() -> dict[str, Cells]:
             }
             for name, settings in MANY.items()
         },
+        "anchors": {
+            f"{partition} | {name} | seed 0": {**DIGITS, **PARTITIONS[partition], **settings, "seed": 0}
+            for partition in PARTITIONS
+            for name, settings in ANCHORS.items()
+        },
         "few": {
             f"by domain | {name} | seed {seed}": {**DIGITS, **PARTITIONS["by domain"], **settings, "seed": seed}
             for seed in SEEDS
@@ -293,6 +311,11 @@ def table() -> str:
             "one",
             "One architecture, models averaged: the model that the server sends (three seeds; control: fedavg)",
             lambda: [seeded("one", partition, ONE, "fedavg") for partition in PARTITIONS],
+        ),
+        (
+            "anchors",
+            "Why fedhpro's anchors do well (seed 0; control: local)",
+            lambda: [single("anchors", partition, ANCHORS, "local", " | seed 0") for partition in PARTITIONS],
         ),
         (
             "few",
