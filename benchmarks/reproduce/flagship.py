@@ -395,12 +395,13 @@ falls to half or less within a round) and brings no accuracy: -0.4 +- 0.2 by dom
 against its frozen twin. Tried without effect: three frames, two heads, K = 1, 5, 10, M = 10, 30. What did matter:
 anchors under domain skew (full weight: +2.3), structure under label skew, shrinking relations half-way. `fedhpro`
 with `share = head` does better than all of it, +3.9 and +1.2, and by domain its learned hyper-prototypes are ahead
-of the frozen ones by 0.8 +- 0.5, the one place where gradient matching may have earned something. *Why* is in the
-table of anchors: with the head not shared and hyper-prototypes frozen, that is with nothing but a common seed, the
-same losses gain as much by domain (seed 0), and about two points more than with private vectors: common random
-anchors at full weight are what `isoproto` should take over next. In its literal form (HPAL summed over coordinates)
-`fedhpro` loses under both at this optimiser. The papers report no digits4, so there is no number of theirs to put
-beside these.
+of the frozen ones by 0.8 +- 0.5, the one place where gradient matching may have earned something. The table of
+anchors takes it apart (seed 0): with the head not shared and hyper-prototypes frozen, that is with nothing but a
+common seed, the same losses gain 3.7 by domain and 0.5 under Dirichlet, and towards private random vectors 3.0 and
+0.8. So again most of it is regularisation, by random anchors at full weight with a margin; these, and not
+prototypes at weight 0.2, are what `isoproto` should be tried with next. In its literal form (HPAL summed over
+coordinates) `fedhpro` loses under both at this optimiser. The papers report no digits4, so there is no number of
+theirs to put beside these.
 """
 
 
