@@ -8,7 +8,15 @@ from torch import Tensor
 
 from isoproto.config import RunConfig
 from isoproto.feature_gradients import prototype_head
-from isoproto.frames import Similarity, average_relations, centre, shrink, similarity_map
+from isoproto.frames import (
+    Similarity,
+    average_dissimilarities,
+    average_relations,
+    centre,
+    shrink,
+    shrink_dissimilarities,
+    similarity_map,
+)
 from isoproto.hyperproto import summaries
 from isoproto.losses.hyper import Anchors, client_margin
 from isoproto.prototypes import Contribution
@@ -96,8 +104,12 @@ class View:
             return None
         held = torch.nonzero(own.present).flatten()
         alone = Contribution(held, own.means[held], own.counts[held], int(own.counts.sum()))
+        beta = float(config.relation__shrink)
+        if config.structural == "rcsa":
+            directions = average_dissimilarities([alone], len(own.counts))
+            return shrink_dissimilarities(directions.distances, beta, directions.present).float()
         found = average_relations([alone], [own.scatter], len(own.counts), debias=config.relation__debias)
-        return shrink(centre(found.distances, found.present), float(config.relation__shrink), found.present).float()
+        return shrink(centre(found.distances, found.present), beta, found.present).float()
 
     def anchors(self, classes: int, width: int) -> Anchors | None:
         """Return what HPCL and HPAL compare features with, or ``None`` if there is nothing yet."""

@@ -82,6 +82,7 @@ def test_gradients_travel_from_round_2_on_and_only_if_something_is_learned(feder
         {"frame": "gram"},
         {"frame": "shared"},
         {"anchors": "own"},
+        {"anchors": "own", "alignment": "rcsa+hpcl+hpal"},
         {"anchors": "private", "relation.shrink": 1.0},
         {"hyper.head": "server"},
         {"alignment": "rcsa+hpcl+hpal"},
