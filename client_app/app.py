@@ -29,7 +29,7 @@ from client_app.training import (
     train,
     wide,
 )
-from client_app.view import Own, View, learns, needs_own, wants_gradients
+from client_app.view import Own, View, needs_own, wants_gradients
 from isoproto import paths, wire
 from isoproto.classifier_retrain import classifier_gradients
 from isoproto.config import RunConfig, Scalar
@@ -179,7 +179,7 @@ class Client:
         digest, correct, total = json.loads(note or "[null, 0, 0]")
         return wire.Evaluation(correct=correct, total=total) if digest == self._test_digest else None
 
-    @property
+    @functools.cached_property
     def _test_digest(self) -> int:
         return zlib.crc32(self.data.test_x.numpy().tobytes(), zlib.crc32(self.data.test_y.numpy().tobytes()))
 
@@ -315,10 +315,11 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     features = extract(model, data.train_x) if running is None or wants_gradients(config) else None
     statistics = running or measure(client, model, features)
     own = own_statistics(client, statistics)
-    after = evaluate_client(client, model, dataclasses.replace(view, own=own))
+    # Features have moved, and so has their map into the server's frame.
+    view = dataclasses.replace(view, own=own)
+    after = evaluate_client(client, model, view)
     if features is not None and config.hyper__grad_point == "after-training":
-        # Features have moved, and so has their map into the server's frame.
-        gradients, heads = class_gradients(client, model, dataclasses.replace(view, own=own), features)
+        gradients, heads = class_gradients(client, model, view, features)
     contribution = _contribution(statistics, client)
     state = dict(model.state_dict())
     if own is not None and needs_own(config):
@@ -402,8 +403,8 @@ def class_gradients(
         of_weight, of_bias = classifier_gradients(features, labels, *own_head)
         classifier = of_weight.cpu(), of_bias.cpu()
     head = own_head if config.hyper__head == "shared" else view.head()
-    there = view.map()
-    if not learns(config) or head is None or (config.frame != "shared" and there is None):
+    there = view.map
+    if not config.learns or head is None or (config.frame != "shared" and there is None):
         return None, classifier
     if there is not None:
         features = there.forward(features)
@@ -471,10 +472,10 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
 
 
 def _alignment(view: View, device: torch.device) -> Alignment | None:
-    config, relations = view.config, view.relations()
+    config = view.config
     if not config.structural:
         return None
-    loss = LOSSES[config.structural]
+    loss, relations = LOSSES[config.structural], view.relations()
     if relations is not None and loss.relations is not None:
         present = relations.any(dim=1)
         target = loss.relations(relations, present)

@@ -1,6 +1,7 @@
 """How one client sees what the server sent: in the coordinates of its own features."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import torch
@@ -46,14 +47,9 @@ class Own(NamedTuple):
         return self.counts > 0
 
 
-def learns(config: RunConfig) -> bool:
-    """Whether the server learns hyper-prototypes from feature gradients."""
-    return config.prototypes == "hyper" and float(config.hyper__learning_rate) > 0
-
-
 def wants_gradients(config: RunConfig) -> bool:
     """Whether the server asks for gradients of any kind."""
-    return learns(config) or config.hyper__retrain != "none"
+    return config.learns or config.hyper__retrain != "none"
 
 
 def needs_own(config: RunConfig) -> bool:
@@ -78,6 +74,7 @@ class View:
     broadcast: Broadcast
     own: Own | None
 
+    @functools.cached_property
     def map(self) -> Similarity | None:
         """Return the map into the server's frame; ``None`` in the shared frame, and below two common classes."""
         sent = self._sent
@@ -92,7 +89,7 @@ class View:
         sent = self._sent
         if self.config.frame == "shared" or sent is None:
             return sent
-        there = self.map()
+        there = self.map
         return (there.backward(sent[0]), sent[1]) if there else None
 
     def relations(self) -> Tensor | None:
@@ -164,7 +161,7 @@ class View:
         if config.prototypes == "mean":
             seen = self.prototypes()
             return None if seen is None else (*summaries(seen[0].unsqueeze(1)), present)
-        there = self.map()
+        there = self.map
         if there is None:
             return None
         vectors = hyper_start(config, prototypes, present) if sent.hyper is None else sent.hyper

@@ -230,6 +230,11 @@ class RunConfig:
         return tuple(term for term in self._terms if term in ANCHOR_TERMS)
 
     @property
+    def learns(self) -> bool:
+        """Whether the server learns hyper-prototypes, so that clients have to send feature gradients."""
+        return self.prototypes == "hyper" and float(self.hyper__learning_rate) > 0
+
+    @property
     def _terms(self) -> list[str]:
         return [term.strip() for term in self.alignment.split("+")]
 

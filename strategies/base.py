@@ -402,7 +402,7 @@ class PrototypeStrategy(Strategy):
         if config.prototypes == "none":
             return state
         state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
-        if hyper.learns(config):
+        if config.learns:
             state = hyper.learn(self.state, state, config, sent)
         return hyper.describe(state, config, sent) if config.prototypes == "hyper" else state
 
@@ -479,7 +479,7 @@ class PrototypeStrategy(Strategy):
 
     def _gradient_limit(self) -> float:
         config = self.config
-        if not hyper.learns(config):
+        if not config.learns:
             return 0.0
         if config.hyper__head == "shared":  # of each client's own, unless it took them before training
             return math.inf if config.hyper__grad_point == "after-training" else config.max_norm

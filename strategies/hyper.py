@@ -69,11 +69,6 @@ def uses_relations(config: RunConfig) -> bool:
     return config.structural in ("gcsa", "rcsa") and (config.frame != "shared" or float(config.relation__shrink) > 0)
 
 
-def learns(config: RunConfig) -> bool:
-    """Whether hyper-prototypes are learned, so that clients have to send gradients."""
-    return config.prototypes == "hyper" and float(config.hyper__learning_rate) > 0
-
-
 def downlink(state: ServerState, config: RunConfig) -> dict[str, Any]:
     """Return what a broadcast holds besides prototypes and weights, by field of ``wire.Broadcast``."""
     parts: dict[str, Any] = {}
@@ -87,7 +82,7 @@ def downlink(state: ServerState, config: RunConfig) -> dict[str, Any]:
             parts["directions"], parts["means"] = (t.float() for t in summaries(vectors(state, config)))
         elif config.frame != "shared" and "learned" in state.memory:
             parts["hyper"] = vectors(state, config).float()
-    if learns(config) and config.hyper__head == "server":
+    if config.learns and config.hyper__head == "server":
         parts["head"] = server_head(state, config)
     return parts
 
