@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit smoke e2e bench bench-scale results fab clean
+.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale results fab clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ smoke: setup ## one real flwr run with Ray: 4 nodes, 2 rounds
 
 e2e: setup ## the longer real runs: kills and resume, 200 nodes, processes
 	$(BIN)/pytest -q -m e2e tests/e2e
+
+compose-test: setup ## the shipped compose file on a running Docker engine: built, trained with, broken, mended
+	$(BIN)/pytest -x -m compose tests/compose
 
 bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/round_overhead.py
