@@ -1,5 +1,6 @@
 #!/bin/sh
-# Says at once what would fail later and far from its cause, and which versions run here; then runs the command.
+# Says at once what would fail later and far from its cause, and which versions run here; runs the command; and says
+# what it can mean that a SuperNode ended.
 set -eu
 
 for secret in /run/secrets/*; do
@@ -19,4 +20,17 @@ import importlib.metadata as found, importlib.util as code
 versions = ", ".join(f"{name} {found.version(name)}" for name in ("isoproto", "flwr", "torch"))
 print(f"{versions}; isoproto from {code.find_spec('isoproto').submodule_search_locations[0]}", flush=True)
 END
-exec "$@"
+[ "${1:-}" = flower-supernode ] || exec "$@"
+
+stopped=
+"$@" &
+trap 'stopped=yes; kill -TERM $!' INT TERM
+while :; do
+    status=0
+    wait $! || status=$?
+    kill -0 $! 2>/dev/null || break # else it was a signal that ended the waiting
+done
+[ "$stopped" ] || echo "error: the SuperNode ended by itself, with status $status, and is started again. If it could not" \
+    "be activated ([code: 2004]) or got status 401, the SuperLink does not take its key: it is not enrolled" \
+    "(isoproto keys enrol), was revoked, or its session before a crash counts as alive for another minute" >&2
+exit $status

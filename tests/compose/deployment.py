@@ -107,10 +107,10 @@ class Deployment:
         text = self.read(f"runs/{name}/metrics.jsonl")
         return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
 
-    def states(self) -> dict[str, str]:
-        """Return each node's status at the SuperLink."""
+    def nodes(self) -> list[str]:
+        """Return the status of each node that the SuperLink knows."""
         listed = json.loads(self.flwr("supernode", "list", "isoproto", "--format", "json"))["nodes"]
-        return {node["name"]: node["status"] for node in listed}
+        return [node["status"] for node in listed]
 
     def beside_a_node(self, *words: str, mounts: tuple[str, ...] = (), limit_s: float = 120) -> tuple[int, str]:
         """Run a command where nodes are: in their network, with nothing of the server's; return status and output."""

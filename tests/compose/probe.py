@@ -24,7 +24,7 @@ OTHER = (
 
 def answer(connection: http.client.HTTPConnection, method: str, path: str, body: bytes = b"") -> str:
     with contextlib.suppress(OSError):  # refused while it was still being sent
-        connection.request(method, path, body or None)
+        connection.request(method, path, body, {"Content-Type": "application/protobuf"})
     reply = connection.getresponse()
     return f"{reply.status} {reply.read().decode(errors='replace').strip()[:200]}"
 

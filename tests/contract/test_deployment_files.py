@@ -173,6 +173,14 @@ def test_no_key_can_get_into_an_image():
     assert not [line for line in lines if line.startswith("!") and ("key" in line or line.endswith("deploy"))]
 
 
+@pytest.mark.parametrize("example", ["server", "node"])
+def test_the_examples_of_settings_name_real_ones_and_tell_their_defaults(example):
+    told = dict(re.findall(r"^(\w+)=(.*)", (ROOT / f"deploy/{example}.env.example").read_text(), re.MULTILINE))
+    files = ("docker-compose.yml", "deploy/common.yml", f"deploy/{example}.yml")
+    used = _VARIABLE.findall("".join((ROOT / file).read_text() for file in files))
+    assert told.items() <= {(name, default if kind == ":-" else told.get(name)) for name, kind, default in used}
+
+
 def test_the_preset_of_deployments_can_be_read():
     config = RunConfig.from_mapping(read_overrides([str(ROOT / "conf/deploy.toml")]), check=unknown_names)
     assert (config.min_class_samples, config.min_contributors) == (5, 2)
