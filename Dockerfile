@@ -4,7 +4,7 @@
 #   docker build --target proxy -t isoproto-proxy:0.1.0 .
 #
 # PyTorch's version is the one in constraints.txt. An index that has it as a build for CPUs makes the image small:
-# give its address as PIP_EXTRA_INDEX_URL. Without any index, put wheels into the folder WHEELS.
+# give its address as PIP_EXTRA_INDEX_URL. Without any index (PIP_NO_INDEX=1), put wheels into the folder WHEELS.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS proxy
@@ -17,9 +17,11 @@ CMD ["nginx", "-e", "stderr", "-g", "daemon off;"]
 
 # Everything that is not ours, in one layer that changes with constraints.txt only.
 FROM ${BASE} AS packages
+# pip passes over those that are empty.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_TRUSTED_HOST
+ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS=/wheels
 ARG WHEELS=deploy/wheels
 ENV PIP_NO_CACHE_DIR=1

@@ -25,6 +25,7 @@ HOME = "/var/lib/isoproto"
 _PROJECT = "isoproto-test"
 _TAG = "compose-test"
 _POLL_S = 0.5
+_FIRST_PORT = 18101
 
 
 def docker(*words: str, limit_s: float = 120, status: int = 0, **options: Any) -> str:
@@ -176,17 +177,21 @@ def package_folders() -> Iterator[dict[str, str]]:
     command = [sys.executable, "-m", "pip", "config", "get", "global.extra-index-url"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(_served(url)) if url.startswith("file:") else url for url in listed]
+        urls = [
+            stack.enter_context(_served(url, port)) if url.startswith("file:") else url
+            for port, url in enumerate(listed, _FIRST_PORT)
+        ]
         yield {"PIP_EXTRA_INDEX_URL": " ".join(urls)} if urls else {}
 
 
 @contextlib.contextmanager
-def _served(url: str) -> Iterator[str]:
+def _served(url: str, port: int) -> Iterator[str]:
+    """Serve an index, always at the same port: Docker uses a layer again only if its arguments are the same."""
     index = Path(urllib.parse.unquote(urllib.parse.urlparse(url).path))
     handler = functools.partial(_Silent, directory=str(index.parent))  # its pages point to files beside it
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/{index.name}"
+        yield f"http://127.0.0.1:{port}/{index.name}"
         server.shutdown()
 
 
