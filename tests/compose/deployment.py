@@ -88,7 +88,7 @@ class Deployment:
 
     def trains(self, service: str) -> bool:
         """Say whether a node works on a message."""
-        return "flwr-clientapp" in docker("top", self.container(service), "-eo", "args")
+        return "flwr-clientapp" in docker("top", self.container(service), "-eo", "pid,args")
 
     def fetch(self, service: str, inside: str, to: Path) -> Path:
         """Copy a folder out of a container."""
