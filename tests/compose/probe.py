@@ -41,12 +41,13 @@ def reachable(address: str) -> str:
     return "reachable"
 
 
-found = {
-    "plain": answer(http.client.HTTPConnection(*PROXY, timeout=20), "GET", "/health"),
-    "direct": reachable(sys.argv[1]),
-    "health": answer(secure(), "GET", "/health"),
-    "fleet": answer(secure(), "POST", "/v1/fleet/pull-messages"),
-    "big": answer(secure(), "POST", "/v1/fleet/push-object", b"\0" * (17 * 2**20)),
-    "other": {path: answer(secure(), "POST", path) for path in OTHER},
-}
-sys.stdout.write(json.dumps(found) + "\n")
+if __name__ == "__main__":
+    found = {
+        "plain": answer(http.client.HTTPConnection(*PROXY, timeout=20), "GET", "/health"),
+        "direct": reachable(sys.argv[1]),
+        "health": answer(secure(), "GET", "/health"),
+        "fleet": answer(secure(), "POST", "/v1/fleet/pull-messages"),
+        "big": answer(secure(), "POST", "/v1/fleet/push-object", b"\0" * (17 * 2**20)),
+        "other": {path: answer(secure(), "POST", path) for path in OTHER},
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
