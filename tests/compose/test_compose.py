@@ -34,7 +34,8 @@ def test_containers_run_as_a_plain_user_in_a_read_only_system_without_compilers(
         assert found["Config"]["User"].startswith(f"{UID}:")
         assert found["HostConfig"]["ReadonlyRootfs"]
         assert found["HostConfig"]["Memory"]
-    probe = "id -u; command -v gcc cc g++ make; find / -xdev -path /run/secrets -prune -o -name '*.key' -print 2>&-; echo x >/x"
+    keys = "find / -xdev -path /run/secrets -prune -o -name '*.key' -print 2>&-"
+    probe = f"id -u; command -v gcc cc g++ make; {keys}; echo x >/x"
     told = docker("exec", there.container("superlink"), "sh", "-c", probe, status=2).splitlines()
     assert told[0] == str(UID)
     assert "Read-only file system" in told[1]
