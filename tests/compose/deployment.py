@@ -69,6 +69,10 @@ class Deployment:
         with (self.folder / "flwr.log").open("ab") as log:
             return subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=log, stderr=log)
 
+    def answers(self) -> bool:
+        """Say whether the SuperLink answers to the operator."""
+        return bool(json.loads(self.flwr("ls", "isoproto", "--format", "json"))["success"])
+
     def last_run(self) -> dict[str, Any]:
         return runs_of(self.environment, self.folder, "isoproto")[0]
 
@@ -99,9 +103,9 @@ class Deployment:
         """Return the text of a file of the SuperLink's, empty if it is not there."""
         return docker("exec", self.container("superlink"), "sh", "-c", f"cat {HOME}/{inside} 2>/dev/null || true")
 
-    def runs(self) -> list[str]:
-        """Return the names of the run folders, oldest first."""
-        return sorted(docker("exec", self.container("superlink"), "ls", f"{HOME}/runs").split())
+    def runs(self) -> set[str]:
+        """Return the names of the run folders, which begin with the time."""
+        return set(docker("exec", self.container("superlink"), "ls", f"{HOME}/runs").split())
 
     def lines(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Return the lines of one kind that a run has written."""
