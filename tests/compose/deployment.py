@@ -77,7 +77,8 @@ class Deployment:
         return runs_of(self.environment, self.folder, "isoproto")[0]
 
     def container(self, service: str) -> str:
-        return self.compose("ps", "-q", service).strip()
+        labels = f"label=com.docker.compose.project={_PROJECT}", f"label=com.docker.compose.service={service}"
+        return docker("ps", "--all", "--quiet", "--filter", labels[0], "--filter", labels[1]).strip()
 
     def state(self, service: str) -> dict[str, Any]:
         return json.loads(docker("inspect", self.container(service)))[0]
