@@ -217,11 +217,27 @@ def _simulation_worker() -> int:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say who this client is and what it has."""
+    """Say who this client is and what it has; in a simulation with fewer nodes than clients, for each of its own."""
     asked = wire.read_query(message.content)
-    client = Client.of(asked.settings, context.node_config, context.node_id)
+    node, clients = context.node_config, int(asked.settings.get("clients", 0))
+    if not (clients and _simulation_worker()):
+        content = wire.write_client_info(introduce(Client.of(asked.settings, node, context.node_id)))
+        return Message(content, reply_to=message)
+    own = range(int(node["partition-id"]), clients, int(node["num-partitions"]))
+    if not own:
+        raise ConfigError(
+            f"`clients = {clients}` leaves none for node {node['partition-id']} of {node['num-partitions']}; "
+            f"start at most {clients} nodes, or leave `clients` out: one for each node"
+        )
+    settings = [(asked.settings, _as_partition(node, partition, clients), context.node_id) for partition in own]
+    infos = [introduce(Client.of(*one)) for one in settings]
+    return Message(wire.join({info.client: wire.write_client_info(info) for info in infos}), reply_to=message)
+
+
+def introduce(client: Client) -> wire.ClientInfo:
+    """Return what the server has to know of a client before round 1."""
     model, _ = _skeleton(client.architecture, client.spec, client.device)
-    info = wire.ClientInfo(
+    return wire.ClientInfo(
         client=client.name,
         model=client.architecture,
         feature_dim=model.width,
@@ -235,7 +251,11 @@ def query(message: Message, context: Context) -> Message:
         worker=_simulation_worker(),
         shared=wire.tensor_spec(client.shared(model)),
     )
-    return Message(wire.write_client_info(info), reply_to=message)
+
+
+def _as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
+    """Return the configuration that a node would have as another client of a simulation."""
+    return {**node, "partition-id": partition, "num-partitions": clients or node.get("num-partitions", 0)}
 
 
 # What a client answers, and what is to be done before it may be sent.
@@ -268,14 +288,14 @@ def _answer(message: Message, context: Context, work: Callable[[Client, wire.Bro
         raise WireError(
             f"the server wants an answer for partitions {hosted!r:.200}; a real node answers for itself alone"
         )
+    clients = int(wire.read_settings(message.content).get("clients", 0))
     parts: dict[str, RecordDict] = {}
     writes: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(1) as disk:
         for partition in hosted:
-            node_config = {**context.node_config, "partition-id": partition}
-            name = str(partition)
+            node, name = _as_partition(context.node_config, partition, clients), str(partition)
             try:
-                parts[name], finish = work(*_open(message, node_config, context.node_id))
+                parts[name], finish = work(*_open(message, node, context.node_id))
                 writes[name] = disk.submit(finish)
             except Exception as err:  # one client's failure is not the others'
                 _log.exception("client %s failed", name)
