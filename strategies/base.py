@@ -134,6 +134,11 @@ class PrototypeStrategy(Strategy):
         own = cls.defaults if config.alignment == cls.point.alignment else {}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
+        if config.heads != "linear" and config.share in ("head", "model"):
+            raise ConfigError(
+                f"`share = {config.share}` averages heads, which takes equal linear ones, and `heads = {config.heads}` "
+                "deals out others; set heads = 'linear', or share = 'none' or 'base'"
+            )
         if config.hyper__retrain != "none" and config.share not in ("head", "model"):
             raise ConfigError("`hyper.retrain` replaces the averaged classifier; it takes share = 'head' or 'model'")
         if config.prototypes == "hyper" and config.hyper__head == "shared" and config.share not in ("head", "model"):
