@@ -29,8 +29,9 @@ def user_partition(
     """
     users = whole_domains("user", domains, clients)
     names, counts = np.unique(users, return_counts=True)
-    largest = names[np.argsort(-counts, kind="stable")[:clients]][::-1]
-    parts = [np.flatnonzero(users == name) for name in largest]
+    largest = np.sort(np.argsort(-counts, kind="stable")[:clients])
+    ascending = names[largest[np.argsort(counts[largest], kind="stable")]]
+    parts = [np.flatnonzero(users == name) for name in ascending]
     return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
 
 
