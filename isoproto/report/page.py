@@ -234,7 +234,7 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
     }
     figures = {name: [figure(line) for line in evaluations] for name, figure in columns.items()}
     shown = {name: values for name, values in figures.items() if any(value is not None for value in values)}
-    rows = ([line["round"], *map(percent, row)] for line, row in zip(evaluations, zip(*shown.values()), strict=False))
+    rows = [[line["round"], *(percent(values[i]) for values in shown.values())] for i, line in enumerate(evaluations)]
     return _table("Evaluations of all clients", ("round", *shown), rows, numbers=range(1, len(shown) + 1))
 
 
