@@ -27,7 +27,7 @@ class DomainFigures(TypedDict):
     """What :func:`domain_figures` returns."""
 
     mean: float | None
-    accuracy: dict[str, float]
+    each: list[dict[str, Any]]
 
 
 def class_figures(correct: ArrayLike, total: ArrayLike, predicted: ArrayLike) -> ClassFigures:
@@ -73,7 +73,7 @@ def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
         >>> domain_figures([
         ...     {"domain": "pen", "correct": 1, "total": 4}, {"domain": "pen", "correct": 2, "total": 2},
         ...     {"domain": "scan", "correct": 1, "total": 1}, {"domain": "", "correct": 0, "total": 9}])
-        {'mean': 0.75, 'accuracy': {'pen': 0.5, 'scan': 1.0}}
+        {'mean': 0.75, 'each': [{'domain': 'pen', 'accuracy': 0.5}, {'domain': 'scan', 'accuracy': 1.0}]}
     """
     sums: dict[str, NDArray[np.int64]] = {}
     for entry in entries:
@@ -81,7 +81,8 @@ def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
             counts = np.array([entry["correct"], entry["total"]])
             sums[entry["domain"]] = sums.get(entry["domain"], np.zeros(2, np.int64)) + counts
     accuracy = {domain: float(correct / total) for domain, (correct, total) in sorted(sums.items())}
-    return DomainFigures(mean=_mean(list(accuracy.values())), accuracy=accuracy)
+    each = [{"domain": domain, "accuracy": value} for domain, value in accuracy.items()]
+    return DomainFigures(mean=_mean(list(accuracy.values())), each=each)
 
 
 def pooled_accuracy(entries: Iterable[Entry]) -> float | None:

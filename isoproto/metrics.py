@@ -210,7 +210,7 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
           evaluation when the nearest global prototype answers; ``initial``, the mean before round 1.
         - ``rounds_to``: the first row that measured everybody and whose ``mean`` is at least so much.
         - ``classes``: ``macro_f1``, ``balanced_accuracy``, and by class ``accuracy`` and ``f1``, and
-        - ``domains``: ``accuracy`` of each and their ``mean``, of the last evaluation.
+        - ``domains``: ``accuracy`` of ``each`` and their ``mean``, of the last evaluation.
         - ``global``: ``accuracy``, ``best``, ``best_round`` and ``last5`` of the averaged model on all test samples;
           known only where one model stood behind an evaluation.
         - ``late``: ``clients`` that were kept from training, ``mean`` and ``others`` (the mean of everybody else) in

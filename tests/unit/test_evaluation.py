@@ -51,7 +51,7 @@ def test_without_test_samples_nothing_is_known_of_classes_and_domains():
     assert class_figures([0, 0], [0, 0], [0, 0]) == {
         "macro_f1": None, "balanced_accuracy": None, "accuracy": [None, None], "f1": [None, None],
     }  # fmt: skip
-    assert domain_figures([]) == {"mean": None, "accuracy": {}}
+    assert domain_figures([]) == {"mean": None, "each": []}
     assert pooled_accuracy([]) is None
     assert set(evaluation_figures([], one_model=True).values()) == {None}
 

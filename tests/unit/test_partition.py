@@ -255,7 +255,7 @@ def test_label_sets_that_do_not_fit_are_refused(partition, text):
         ),
         ("domain:2,1", r"2 clients in all, got \[2, 1\]"),
         ("domain:1,one", "'domain:1,one' must name, for each domain, its clients"),
-        ("domain:2@0.6,0", "'domain:2@0.6,0' must name .* at most 1 for all of them together"),
+        ("domain:2@0.6,0", "'domain:2@0.6,0' must name, .* at most 1 for all of them together"),
         ("domain:1@0,1", "'domain:1@0,1' must name"),
         ("domain:1@nan,1", "'domain:1@nan,1' must name"),
         ("domain:1,1@0.01", r"client \d of 2 would get 0 sample\(s\), fewer than `min-samples` = 2"),
