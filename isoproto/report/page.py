@@ -219,7 +219,8 @@ def _protocol(run: Run) -> str:
     evaluations = [line for line in run.metrics if line["kind"] == "evaluation"]
     if not evaluations:
         return ""
-    return f'<div class="grid">{_panels(filter(None, (_evaluations(evaluations), _classes(run), _goals(run))))}</div>'
+    rows = ([_evaluations(evaluations)], [table for table in (_classes(run), _goals(run)) if table])
+    return "".join(f'<div class="grid">{_panels(tables)}</div>' for tables in rows if tables)
 
 
 def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:

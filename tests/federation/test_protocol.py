@@ -74,7 +74,7 @@ def test_late_clients_are_evaluated_and_not_trained_until_they_join(federation):
 
 
 def test_clients_may_never_join_and_still_be_tested_with_the_averaged_model(federation):
-    run = federation.run(settings={**FEDAVG, **LATE, "join-round": 0})
+    run = federation.run(settings={**FEDAVG, **LATE, "join-round": 0, "epochs": 5, "learning-rate": 0.1})
     assert {len(names) for names in trained(run)} == {2}
     starts = [line["late_mean"] for line in run.of("evaluation")]
     assert len(set(starts)) > 1
