@@ -43,8 +43,8 @@ class HuggingFace:
         path: Its id.
         config: One of its configurations, or empty.
         picture: Column of pictures.
-        label: Column of class numbers.
-        domain: Column of domains, or empty.
+        label: Column of classes, numbers with names or names alone.
+        domain: Column of domains, likewise, or empty.
         train: Splits that are its training part.
         test: Splits that are its test part.
     """
@@ -85,7 +85,7 @@ class DatasetInfo:
 
 
 _DOWNLOAD = "`isoproto data {name} --download` fetches it"
-_NO_OWN_SPLIT = "the published set has no test part: a fifth of each class and domain, drawn once, is taken for it"
+_NO_TEST_PART = 'the published set has no test part of its own: use `split = "merged"`'
 
 INFOS: dict[str, DatasetInfo] = {
     "digits4": DatasetInfo(
@@ -125,17 +125,14 @@ INFOS: dict[str, DatasetInfo] = {
             KnownFile(
                 "tiny_imagenet100.npz",
                 25_000,
-                (
-                    "half of the classes (100 of 200) and 200 of 500 training pictures a class: not comparable with "
-                    "results on all of Tiny-ImageNet",
-                ),
+                ("100 of 200 classes, 200 of 500 training pictures a class: not comparable with results on all of it",),
             ),
         ),
         side=64,
         hugging_face=HuggingFace("zh-plus/tiny-imagenet", test=("valid",)),
     ),
     "pacs": DatasetInfo(
-        what="PACS (Li et al., ICCV 2017): 9,991 objects of 7 classes in 4 domains (photo, art, cartoon, sketch), 64x64",
+        what="PACS (Li et al., ICCV 2017): 9,991 objects of 7 classes in 4 domains (photo, art, ...), 64x64",
         licence="none stated; academic use, the authors ask for a citation",
         how_to_get=_DOWNLOAD + "; or unpack the authors' folders as `data-dir`/pacs/DOMAIN/CLASS/",
         files=(
@@ -145,7 +142,7 @@ INFOS: dict[str, DatasetInfo] = {
                 ("64x64 instead of 227x227, and a split of its own: not comparable with published results",),
             ),
         ),
-        caveats=(_NO_OWN_SPLIT,),
+        caveats=(_NO_TEST_PART,),
         side=64,
         hugging_face=HuggingFace("flwrlabs/pacs", domain="domain", test=()),
     ),
@@ -156,7 +153,7 @@ INFOS: dict[str, DatasetInfo] = {
         + "; or unpack the authors' six archives and their lists as `data-dir`/domainnet/, so that "
         "there are clipart/, clipart_train.txt, clipart_test.txt and so on",
         side=64,
-        hugging_face=HuggingFace("wltjr1007/DomainNet", domain="domain"),
+        hugging_face=HuggingFace("wltjr1007/DomainNet", label="category", domain="domain"),
     ),
     "office_caltech": DatasetInfo(
         what="Office-Caltech-10 (Gong et al., CVPR 2012): 2,533 objects of 10 classes in 4 domains, 64x64",
@@ -172,14 +169,21 @@ INFOS: dict[str, DatasetInfo] = {
                 ),
             ),
         ),
-        caveats=(_NO_OWN_SPLIT,),
+        caveats=(_NO_TEST_PART,),
         side=64,
     ),
     "digits": DatasetInfo(
         what="digits of four domains (MNIST, USPS, SVHN, SYN), brought to 32x32 colour",
-        licence="that of its parts, see there; SYN (Ganin and Lempitsky 2015): none stated, research use",
-        how_to_get="get `mnist`, `usps` and `svhn` as `isoproto data` says for each; SYN is in the Digit-Five archives: "
-        "put it into `data-dir` as syn.npz or as folders syn/train/CLASS/ and syn/test/CLASS/",
+        licence="those of its parts: see mnist, usps, svhn and syn",
+        how_to_get="get mnist, usps, svhn and syn, as `isoproto data` says for each; digits_mnistm_like.npz may stand in "
+        "for SVHN, and digits_syn_like.npz for SYN",
+    ),
+    "syn": DatasetInfo(
+        what="SYN, Synthetic Digits (Ganin and Lempitsky 2015): rendered digits, brought to 32x32 colour",
+        licence="none stated; research use",
+        how_to_get="it is in the Digit-Five archives; put it into `data-dir` as syn.npz or as syn/train/CLASS/ and "
+        "syn/test/CLASS/",
+        side=32,
     ),
     "mnist": DatasetInfo(
         what="MNIST (LeCun, Cortes, Burges): 60,000 + 10,000 handwritten digits, 28x28 grey",
@@ -189,10 +193,7 @@ INFOS: dict[str, DatasetInfo] = {
             KnownFile(
                 "digits_mnist.npz",
                 70_000,
-                (
-                    "the split is not the official one, so writers are on both sides and accuracies come out slightly "
-                    "higher than usual",
-                ),
+                ("a split of its own: writers are on both sides, accuracies come out slightly higher than usual",),
             ),
         ),
         torchvision=Torchvision("MNIST", ("MNIST/raw/*-ubyte",)),
@@ -230,8 +231,8 @@ INFOS: dict[str, DatasetInfo] = {
                 "ham10000_8x8_gray.npz",
                 10_015,
                 (
-                    "8x8 grey: good for a long tail of classes, useless for comparing accuracies; always answering "
-                    "the largest class is right in 0.67 of all cases, so report balanced accuracy",
+                    "8x8 grey instead of 600x450 colour: useless for comparing accuracies",
+                    "always answering the largest class is right in 67 % of all cases: report balanced accuracy",
                 ),
             ),
         ),
@@ -242,7 +243,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="SUN397 (Xiao et al., CVPR 2010): 108,754 scenes of 397 classes, brought to 64x64",
         licence="research use; the pictures belong to their authors",
         how_to_get=_DOWNLOAD,
-        caveats=(_NO_OWN_SPLIT,),
+        caveats=(_NO_TEST_PART,),
         side=64,
         torchvision=Torchvision("SUN397", ("SUN397/ClassName.txt",), part=""),
     ),
