@@ -9,6 +9,7 @@ from isoproto.data.digits import load_digits
 from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
 from isoproto.data.imagefolder import load_imagefolder
+from isoproto.data.info import INFOS
 from isoproto.data.named import load_named
 from isoproto.data.npz import load_npz
 from isoproto.data.partition import (
@@ -24,6 +25,7 @@ from isoproto.registry import lookup
 
 __all__ = [
     "DATASETS",
+    "INFOS",
     "PARTITIONERS",
     "ClientData",
     "ClientSplit",

@@ -8,7 +8,7 @@ import torch
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key
-from isoproto.data.named import Place, looked_for, missing, places, stand_in
+from isoproto.data.named import Place, looked_for, missing, npz_place, places
 from isoproto.data.pictures import fit
 from isoproto.errors import DataError
 
@@ -73,6 +73,6 @@ def _domain(name: str, folder: Path) -> Place:
     if name in _STAND_INS:
         file, what = _STAND_INS[name]
         if (folder / file).is_file():
-            return stand_in(folder / file, (f"{name} of digits is replaced by {file}: {what}",))
+            return npz_place(folder / file, (f"{name} of digits is replaced by {file}: {what}",))
         looked.append(str(folder / file))
     raise missing("digits", [f"{name} as {looked[0]}", *looked[1:]])

@@ -33,9 +33,7 @@ def read_ham10000(root: Path, side: int) -> ImageDataset:
         raise DataError(f"{table}: must be a table with the columns {', '.join(_COLUMNS)}; get it again")
     for row in rows:
         if row["image_id"] not in found:
-            raise DataError(
-                f"{table}: there is no {row['image_id']}.jpg under {root}; unpack all parts of the pictures"
-            )
+            raise DataError(f"{table}: there is no {row['image_id']}.jpg under {root}; unpack all of them")
     files = [found[row["image_id"]] for row in rows]
     return dataset_of_files(root, files, [r["dx"] for r in rows], [_tests(r["lesion_id"]) for r in rows], side=side)
 

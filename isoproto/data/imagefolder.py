@@ -27,7 +27,8 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If the folder is missing, holds no pictures, mixes layouts, has an empty folder, or a picture cannot be read.
+        DataError: If the folder is missing, holds no pictures, mixes layouts or has an empty folder, or if a
+            picture cannot be read.
     """
     where, side = _split_side(argument)
     root = find("imagefolder", where, folder)

@@ -93,6 +93,16 @@ INFOS: dict[str, DatasetInfo] = {
         licence="CC BY 4.0 (UCI optdigits and pendigits, changed) and CC0",
         how_to_get="comes with the package",
     ),
+    "npz": DatasetInfo(
+        what="npz:FILE, your own pictures as one file of arrays or of encoded pictures",
+        licence="your own",
+        how_to_get="write it with numpy.savez as docs/data.md says",
+    ),
+    "imagefolder": DatasetInfo(
+        what="imagefolder:FOLDER, your own pictures as [train|test/][domain/]class/name.png",
+        licence="your own",
+        how_to_get="lay picture files out as docs/data.md says",
+    ),
     "cifar10": DatasetInfo(
         what="CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 objects of 10 classes, 32x32 colour",
         licence="none stated; the author asks for a citation; used for research",
@@ -175,8 +185,8 @@ INFOS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo(
         what="digits of four domains (MNIST, USPS, SVHN, SYN), brought to 32x32 colour",
         licence="those of its parts: see mnist, usps, svhn and syn",
-        how_to_get="get mnist, usps, svhn and syn, as `isoproto data` says for each; digits_mnistm_like.npz may stand in "
-        "for SVHN, and digits_syn_like.npz for SYN",
+        how_to_get="get mnist, usps, svhn and syn, as `isoproto data` says for each; digits_mnistm_like.npz may stand "
+        "in for SVHN, and digits_syn_like.npz for SYN",
     ),
     "syn": DatasetInfo(
         what="SYN, Synthetic Digits (Ganin and Lempitsky 2015): rendered digits, brought to 32x32 colour",

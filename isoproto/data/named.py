@@ -112,18 +112,18 @@ def places(name: str, folder: Path) -> Iterator[Place]:
     for known in _known_files(name):
         path = folder / known.name
         if path.is_file():
-            yield stand_in(path, _notes(name, known, path))
+            yield npz_place(path, _notes(name, known, path))
     for tree in _FOLDERS.get(name, (name,)):
         root = folder / tree
         if root.is_dir():
             files = [path for path in root.rglob("*") if path.is_file()]
             yield Place(root, files, info.caveats, functools.partial(_read_tree, name, root, info.side))
     if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
-        read = functools.partial(read_torchvision, name, info, folder)
+        read = functools.partial(read_torchvision, name, info.torchvision, folder, info.side)
         yield Place(files[0].parent, files, info.caveats, read)
 
 
-def stand_in(path: Path, notes: tuple[str, ...]) -> Place:
+def npz_place(path: Path, notes: tuple[str, ...]) -> Place:
     """Return a file of arrays or encoded pictures as a place."""
     return Place(path, [path], notes, lambda: load_npz(str(path.absolute()), path.parent))
 

@@ -10,7 +10,7 @@ import torch
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key, listing
-from isoproto.data.info import DatasetInfo, Torchvision
+from isoproto.data.info import Torchvision
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
@@ -21,22 +21,21 @@ def torchvision_files(place: Torchvision, folder: Path) -> list[Path]:
     return [path for paths in found for path in paths] if all(found) else []
 
 
-def read_torchvision(name: str, info: DatasetInfo, folder: Path) -> ImageDataset:
+def read_torchvision(name: str, place: Torchvision, folder: Path, side: int = 0) -> ImageDataset:
     """Read torchvision's files, decoded once a machine.
 
     Args:
         name: Name of the set, for the cache.
-        info: Its line in ``INFOS``; must have a place in torchvision.
+        place: Where torchvision has it.
         folder: See ``data_folder``.
+        side: Rows and columns that pictures in files are brought to.
 
     Raises:
         DataError: If files are damaged or not those that torchvision knows.
     """
-    place = info.torchvision
-    assert place is not None
     files = torchvision_files(place, folder)
     key = content_key(name, listing(files))
-    read = functools.cache(lambda: _read(place, folder, info.side, files[0]))  # once for all three
+    read = functools.cache(lambda: _read(place, folder, side, files[0]))  # once for all three
     x = cached_array(f"{key}-x", lambda: read()[0])
     labels = cached_array(f"{key}-y", lambda: read()[1])
     classes = cached_array(f"{key}-classes", lambda: read()[2])
