@@ -8,12 +8,13 @@ import torch
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key
+from isoproto.data.info import INFOS
 from isoproto.data.named import Place, looked_for, missing, npz_place, places
 from isoproto.data.pictures import fit
 from isoproto.errors import DataError
 
 SIDE = 32  # pixels
-DOMAINS = ("mnist", "usps", "svhn", "syn")
+DOMAINS = INFOS["digits"].parts
 # What stands in for a domain that is not there: file, and what to say about it.
 _STAND_INS = {
     "svhn": ("digits_mnistm_like.npz", "MNIST digits over photo patches, re-made after the recipe of MNIST-M"),

@@ -66,8 +66,9 @@ class DatasetInfo:
         what: The set in a line.
         licence: On what terms it may be used.
         how_to_get: What a user does who has it not yet.
-        files: Files of it in ``data-dir``, in the order of preference. Picture sets may lie there as ``NAME.npz`` or
-            as folder ``NAME`` besides.
+        files: Files of it in ``data-dir``, in the order of preference.
+        folders: Folders of it there, looked for after the files.
+        parts: Names of the sets that it is made of.
         caveats: What to know of it wherever it comes from.
         side: Rows and columns that pictures of different sizes are brought to; 0: all are of one size.
         torchvision: Its place in torchvision, if it has one.
@@ -78,6 +79,8 @@ class DatasetInfo:
     licence: str
     how_to_get: str
     files: tuple[KnownFile, ...] = ()
+    folders: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     side: int = 0
     torchvision: Torchvision | None = None
@@ -85,7 +88,6 @@ class DatasetInfo:
 
 
 _DOWNLOAD = "`isoproto data {name} --download` fetches it"
-_NO_TEST_PART = 'the published set has no test part of its own: use `split = "merged"`'
 
 INFOS: dict[str, DatasetInfo] = {
     "digits4": DatasetInfo(
@@ -124,6 +126,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 objects of 100 classes, 32x32 colour",
         licence="none stated; the author asks for a citation; used for research",
         how_to_get=_DOWNLOAD + "; a stand-in with 100 classes is `tiny_imagenet` from a file tiny_imagenet100.npz",
+        files=(KnownFile("cifar100.npz"),),
         torchvision=Torchvision("CIFAR100", ("cifar-100-python/*",)),
         hugging_face=HuggingFace("uoft-cs/cifar100", picture="img", label="fine_label"),
     ),
@@ -132,12 +135,14 @@ INFOS: dict[str, DatasetInfo] = {
         licence="ImageNet's terms: non-commercial research and education",
         how_to_get=_DOWNLOAD + "; or unpack the original tiny-imagenet-200.zip (from CS231n's page) in `data-dir`",
         files=(
+            KnownFile("tiny_imagenet.npz"),
             KnownFile(
                 "tiny_imagenet100.npz",
                 25_000,
                 ("100 of 200 classes, 200 of 500 training pictures a class: not comparable with results on all of it",),
             ),
         ),
+        folders=("tiny_imagenet", "tiny-imagenet-200"),
         side=64,
         hugging_face=HuggingFace("zh-plus/tiny-imagenet", test=("valid",)),
     ),
@@ -146,13 +151,14 @@ INFOS: dict[str, DatasetInfo] = {
         licence="none stated; academic use, the authors ask for a citation",
         how_to_get=_DOWNLOAD + "; or unpack the authors' folders as `data-dir`/pacs/DOMAIN/CLASS/",
         files=(
+            KnownFile("pacs.npz"),
             KnownFile(
                 "pacs64.npz",
                 9_991,
                 ("64x64 instead of 227x227, and a split of its own: not comparable with published results",),
             ),
         ),
-        caveats=(_NO_TEST_PART,),
+        folders=("pacs",),
         side=64,
         hugging_face=HuggingFace("flwrlabs/pacs", domain="domain", test=()),
     ),
@@ -162,6 +168,8 @@ INFOS: dict[str, DatasetInfo] = {
         how_to_get=_DOWNLOAD
         + "; or unpack the authors' six archives and their lists as `data-dir`/domainnet/, so that "
         "there are clipart/, clipart_train.txt, clipart_test.txt and so on",
+        files=(KnownFile("domainnet.npz"),),
+        folders=("domainnet",),
         side=64,
         hugging_face=HuggingFace("wltjr1007/DomainNet", label="category", domain="domain"),
     ),
@@ -170,6 +178,7 @@ INFOS: dict[str, DatasetInfo] = {
         licence="none stated; research use, the authors ask for a citation",
         how_to_get="unpack the folders of Office-Caltech-10 as `data-dir`/office_caltech/DOMAIN/CLASS/",
         files=(
+            KnownFile("office_caltech.npz"),
             KnownFile(
                 "office_caltech10_64.npz",
                 2_533,
@@ -179,7 +188,7 @@ INFOS: dict[str, DatasetInfo] = {
                 ),
             ),
         ),
-        caveats=(_NO_TEST_PART,),
+        folders=("office_caltech",),
         side=64,
     ),
     "digits": DatasetInfo(
@@ -187,12 +196,15 @@ INFOS: dict[str, DatasetInfo] = {
         licence="those of its parts: see mnist, usps, svhn and syn",
         how_to_get="get mnist, usps, svhn and syn, as `isoproto data` says for each; digits_mnistm_like.npz may stand "
         "in for SVHN, and digits_syn_like.npz for SYN",
+        parts=("mnist", "usps", "svhn", "syn"),
     ),
     "syn": DatasetInfo(
         what="SYN, Synthetic Digits (Ganin and Lempitsky 2015): rendered digits, brought to 32x32 colour",
         licence="none stated; research use",
         how_to_get="it is in the Digit-Five archives; put it into `data-dir` as syn.npz or as syn/train/CLASS/ and "
         "syn/test/CLASS/",
+        files=(KnownFile("syn.npz"),),
+        folders=("syn",),
         side=32,
     ),
     "mnist": DatasetInfo(
@@ -200,6 +212,7 @@ INFOS: dict[str, DatasetInfo] = {
         licence="CC BY-SA 3.0, as usually stated",
         how_to_get=_DOWNLOAD,
         files=(
+            KnownFile("mnist.npz"),
             KnownFile(
                 "digits_mnist.npz",
                 70_000,
@@ -213,6 +226,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 pieces of clothing of 10 kinds, 28x28 grey",
         licence="MIT",
         how_to_get=_DOWNLOAD,
+        files=(KnownFile("fashionmnist.npz"),),
         torchvision=Torchvision("FashionMNIST", ("FashionMNIST/raw/*-ubyte",)),
         hugging_face=HuggingFace("zalando-datasets/fashion_mnist"),
     ),
@@ -220,7 +234,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="USPS (Le Cun et al. 1990): 7,291 + 2,007 handwritten digits, 16x16 grey",
         licence="none stated; made available by AT&T research labs",
         how_to_get=_DOWNLOAD,
-        files=(KnownFile("digits_usps.npz"),),
+        files=(KnownFile("usps.npz"), KnownFile("digits_usps.npz")),
         torchvision=Torchvision("USPS", ("usps.bz2", "usps.t.bz2")),
         hugging_face=HuggingFace("flwrlabs/usps"),
     ),
@@ -228,6 +242,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="SVHN, cropped (Netzer et al. 2011): 73,257 + 26,032 house-number digits, 32x32 colour",
         licence="non-commercial use",
         how_to_get=_DOWNLOAD + " (needs scipy to be read)",
+        files=(KnownFile("svhn.npz"),),
         torchvision=Torchvision("SVHN", ("train_32x32.mat", "test_32x32.mat"), part="split"),
         hugging_face=HuggingFace("ufldl-stanford/svhn", config="cropped_digits"),
     ),
@@ -238,6 +253,11 @@ INFOS: dict[str, DatasetInfo] = {
         "HAM10000_metadata.csv in `data-dir`/ham10000/",
         files=(
             KnownFile(
+                "ham10000.npz",
+                13_354,
+                ("13,354 pictures, as in marmal88/skin_cancer of Hugging Face, of 10,015: some occur more than once",),
+            ),
+            KnownFile(
                 "ham10000_8x8_gray.npz",
                 10_015,
                 (
@@ -246,6 +266,7 @@ INFOS: dict[str, DatasetInfo] = {
                 ),
             ),
         ),
+        folders=("ham10000",),
         side=64,
         hugging_face=HuggingFace("marmal88/skin_cancer", label="dx", train=("train", "validation")),
     ),
@@ -253,7 +274,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="SUN397 (Xiao et al., CVPR 2010): 108,754 scenes of 397 classes, brought to 64x64",
         licence="research use; the pictures belong to their authors",
         how_to_get=_DOWNLOAD,
-        caveats=(_NO_TEST_PART,),
+        files=(KnownFile("sun397.npz"),),
         side=64,
         torchvision=Torchvision("SUN397", ("SUN397/ClassName.txt",), part=""),
     ),

@@ -27,8 +27,8 @@ _TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
     "domainnet": read_domainnet,
     "ham10000": read_ham10000,
 }
-# Names under which archives unpack.
-_FOLDERS = {"tiny_imagenet": ("tiny_imagenet", "tiny-imagenet-200")}
+
+_NO_TEST_PART = "{} has no official test part: only `split = 'merged'` can be used"
 
 
 class Place(NamedTuple):
@@ -48,9 +48,11 @@ class Place(NamedTuple):
 
     def load(self) -> ImageDataset:
         """Read the set, its notes with it; each note is logged once a process."""
-        for note in self.notes:
+        found = self.read()
+        notes = self.notes if found.test.any() else (*self.notes, _NO_TEST_PART.format(found.source))
+        for note in notes:
             _warn_once(note)
-        return dataclasses.replace(self.read(), notes=self.notes)
+        return dataclasses.replace(found, notes=notes)
 
     def identity(self) -> list[tuple[str, int, int]]:
         """What names the content of the set without reading it."""
@@ -99,21 +101,21 @@ def how_to_get(name: str) -> str:
 
 def looked_for(name: str, folder: Path) -> list[str]:
     """Return the places where a set is looked for, in the order of preference."""
-    files = [str(folder / known.name) for known in _known_files(name)]
-    trees = [f"{folder / tree}/" for tree in _FOLDERS.get(name, (name,))]
-    torchvision = INFOS[name].torchvision
-    theirs = [f"{folder / pattern} (torchvision's)" for pattern in torchvision.files] if torchvision else []
-    return [*files, *trees, *theirs]
+    info = INFOS[name]
+    files = [str(folder / known.name) for known in info.files]
+    trees = [f"{folder / tree}/" for tree in info.folders]
+    theirs = [f"{folder / pattern} (torchvision's)" for pattern in (info.torchvision.files if info.torchvision else ())]
+    return [*files, *trees, *theirs, *(place for part in info.parts for place in looked_for(part, folder))]
 
 
 def places(name: str, folder: Path) -> Iterator[Place]:
     """Yield the places that have a set, in the order of preference."""
     info = INFOS[name]
-    for known in _known_files(name):
+    for known in info.files:
         path = folder / known.name
         if path.is_file():
             yield npz_place(path, _notes(name, known, path))
-    for tree in _FOLDERS.get(name, (name,)):
+    for tree in info.folders:
         root = folder / tree
         if root.is_dir():
             files = [path for path in root.rglob("*") if path.is_file()]
@@ -134,20 +136,21 @@ def fetch(name: str, folder: Path) -> None:
     Raises:
         DataError: If neither has it, or it cannot be had.
     """
-    info = INFOS[name]
+    info, failures = INFOS[name], []
+    ways: list[Callable[[], None]] = []
     if info.torchvision:
-        fetch_torchvision(info.torchvision, folder)
-    elif info.hugging_face:
-        fetch_hugging_face(info.hugging_face, folder / f"{name}.npz", info.side)
-    else:
-        raise DataError(f"data '{name}' cannot be downloaded by this command: {how_to_get(name)}")
-
-
-def _known_files(name: str) -> list[KnownFile]:
-    """Files by which a set may go: our own name, and those that others are known to use."""
-    known = INFOS[name].files
-    own = f"{name}.npz"
-    return list(known) if any(file.name == own for file in known) else [KnownFile(own), *known]
+        ways.append(functools.partial(fetch_torchvision, info.torchvision, folder))
+    if info.hugging_face:
+        ways.append(functools.partial(fetch_hugging_face, info.hugging_face, folder / f"{name}.npz", info.side))
+    for way in ways:
+        try:
+            way()
+        except DataError as err:
+            failures.append(str(err))
+        else:
+            return
+    reasons = "; ".join(failures) or f"it is nowhere to be had from; {how_to_get(name)}"
+    raise DataError(f"data '{name}' cannot be fetched: {reasons}")
 
 
 def _notes(name: str, known: KnownFile, path: Path) -> tuple[str, ...]:
