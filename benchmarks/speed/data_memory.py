@@ -31,7 +31,7 @@ def resident() -> dict[str, float]:
     return {"uss": fields["Private_Clean"] + fields["Private_Dirty"], "pss": fields["Pss"], "rss": fields["Rss"]}
 
 
-def work(client: int, name: str, folder: str, together: Barrier, results: Any) -> None:  # noqa: ANN401
+def work(client: int, name: str, folder: str, together: Barrier, results: Any) -> None:
     """Read the set as a worker does, and measure while all others hold it too."""
     load_dataset("digits4")  # what is not the set's own: libraries' code and the allocator's first pages
     together.wait()
