@@ -36,7 +36,7 @@ def data(
 
     from isoproto.data import DATASETS, INFOS, load_dataset
     from isoproto.data.folders import cache_folder, data_folder
-    from isoproto.data.named import fetch, how_to_get, looked_for
+    from isoproto.data.named import fetch, how_to_get, is_here, looked_for
     from isoproto.registry import lookup
 
     console = Console(soft_wrap=True, highlight=False)
@@ -50,13 +50,9 @@ def data(
     if looked := looked_for(kind, folder):
         typer.echo("looked for, in this order: " + ", ".join(looked))
     typer.echo(f"how to get it: {how_to_get(kind)}")
-    try:
-        dataset = load_dataset(name, str(folder))
-    except DataError:
-        if not download:
-            raise
+    if download and not is_here(kind, folder):
         fetch(kind, folder)
-        dataset = load_dataset(name, str(folder))
+    dataset = load_dataset(name, str(folder))
     typer.echo(f"found: {dataset.source}")
     for note in dict.fromkeys((*info.caveats, *dataset.notes)):
         typer.echo(f"caveat: {note}")

@@ -108,6 +108,14 @@ def looked_for(name: str, folder: Path) -> list[str]:
     return [*files, *trees, *theirs, *(place for part in info.parts for place in looked_for(part, folder))]
 
 
+def is_here(name: str, folder: Path) -> bool:
+    """Return whether something of a set is where it is looked for, be it whole or not."""
+    info = INFOS[name]
+    names = [known.name for known in info.files] + list(info.folders)
+    patterns = info.torchvision.files if info.torchvision else ()
+    return any((folder / path).exists() for path in names) or any(any(folder.glob(p)) for p in patterns)
+
+
 def places(name: str, folder: Path) -> Iterator[Place]:
     """Yield the places that have a set, in the order of preference."""
     info = INFOS[name]

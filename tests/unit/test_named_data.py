@@ -302,7 +302,7 @@ def test_fetch_asks_torchvision_for_both_parts(tmp_path, monkeypatch):
 
 def test_what_nobody_has_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match="'office_caltech' cannot be fetched: .*unpack the folders"):
+    with pytest.raises(DataError, match=r"'office_caltech' cannot be fetched: .*unpack the folders"):
         named.fetch("office_caltech", tmp_path)
     with pytest.raises(DataError, match=r"'pacs' cannot be fetched: flwrlabs/pacs .* pip install 'isoproto\[data\]'"):
         named.fetch("pacs", tmp_path)
@@ -353,7 +353,7 @@ def test_a_set_of_hugging_face_becomes_a_file_of_ours(tmp_path):
 
 @pytest.mark.usefixtures("hub")
 def test_a_set_of_hugging_face_that_cannot_be_had_leaves_nothing(tmp_path):
-    with pytest.raises(DataError, match="us/cats of Hugging Face cannot be had .*'train'"):
+    with pytest.raises(DataError, match=r"us/cats of Hugging Face cannot be had .*'train'"):
         fetch_hugging_face(HuggingFace("us/cats"), tmp_path / "pets.npz")
     assert not list(tmp_path.glob("pets*"))
 
