@@ -11,7 +11,7 @@ from isoproto.data.folders import cached_array, content_key, find, listing
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _PARTS = {"train": False, "test": True, "val": True}  # name -> is it the official test part
 
 
@@ -33,7 +33,7 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
     where, side = _split_side(argument)
     root = find("imagefolder", where, folder)
     files = sorted(
-        path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+        path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
     )
     if not files:
         raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class")
