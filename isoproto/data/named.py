@@ -19,7 +19,7 @@ from isoproto.data.tiny_imagenet import read_tiny_imagenet
 from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
 from isoproto.errors import DataError
 
-logger = logging.getLogger("isoproto")
+logger = logging.getLogger("isoproto.data")
 
 # How the folder of a set is read, where that is not as `imagefolder:` does it.
 _TREES: dict[str, Callable[[Path, int], ImageDataset]] = {

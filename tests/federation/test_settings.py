@@ -12,7 +12,7 @@ WRONG = {
     "strategy": ("fedsfa", r"unknown strategy 'fedsfa'; `strategy` must be one of .*did you mean 'fedsaf'\?\)"),
     "alignment": ("gsca", r"unknown alignment 'gsca'; `alignment` must be one of .*'gcsa'.* \(did you mean 'gcsa'\?\)"),
     "partition": ("dirichlett", r"unknown partition 'dirichlett'; .*\(did you mean 'dirichlet'\?\)"),
-    "data": ("digits5", r"unknown data 'digits5'; .*\(did you mean 'digits4'\?\)"),
+    "data": ("digit4", r"unknown data 'digit4'; .*\(did you mean 'digits4'\?\)"),
     "models": ("cnn,restnet", r"unknown models 'restnet'; .*\(did you mean 'resnet'\?\)"),
 }
 
