@@ -258,7 +258,8 @@ class PrototypeStrategy(Strategy):
         for name, info in list(self.clients.items()):
             if info.classes != self.classes:
                 del self.clients[name]
-                self._refuse(self._hosts.pop(name), f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
+                reason = f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'"
+                self._refuse(self._hosts.pop(name), reason)
         specs = {tuple(sorted(info.shared.items())) for info in self.clients.values()}
         if len(specs) > 1:
             models = dict(sorted(collections.Counter(info.model for info in self.clients.values()).items()))
