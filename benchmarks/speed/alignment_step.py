@@ -50,7 +50,9 @@ def make_kinds() -> dict[str, dict[str, Any]]:
     kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
     for name in ("gcsa", "rcsa"):
         target = LOSSES[name].target(prototypes, present)
-        kinds[name] = {"alignment": Alignment(loss=LOSSES[name], target=target, present=present, lambda_=1.0, gamma=1.0)}
+        kinds[name] = {
+            "alignment": Alignment(loss=LOSSES[name], target=target, present=present, lambda_=1.0, gamma=1.0)
+        }
     anchors = Anchors.of(prototypes / WIDTH**0.5, prototypes, present, margin=0.1, form="normalised")
     kinds["hpcl + hpal"] = {"alignment": None, "anchoring": Anchoring(anchors=anchors, pcl=1.0, pal=1.0)}
     return kinds

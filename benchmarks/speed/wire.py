@@ -1,7 +1,7 @@
 """Bytes of a training reply as protobuf writes it, over those of its rows alone, for each `wire.dtype`.
 
-The reply of a client that holds so many classes of d = 512, without and with mean gradients; and the broadcast that goes
-the other way. Targets: in float32 at least 50 rows take at most 1.02 times their own bytes, fewer at most 1.5 kB
+The reply of a client that holds so many classes of d = 512, without and with mean gradients; and the broadcast that
+goes the other way. Targets: in float32 at least 50 rows take at most 1.02 times their own bytes, fewer at most 1.5 kB
 more than that; in int8 at most 0.27 of float32 at 50 rows. Counts bytes, not seconds: a busy machine is no matter.
 
     python benchmarks/speed/wire.py
@@ -67,7 +67,7 @@ def measure() -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, gradients in (("prototypes", False), ("prototypes and gradients", True)):
         sizes = {dtype: {str(rows): reply_sizes(rows, dtype, gradients) for rows in ROWS} for dtype in FORMATS}
-        for dtype, found in sizes.items():
+        for found in sizes.values():
             for rows, figures in found.items():
                 figures["of float32"] = figures["bytes"] / sizes["float32"][rows]["bytes"]
         results[name] = sizes

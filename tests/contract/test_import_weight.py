@@ -1,4 +1,4 @@
-"""What a client's process does not import before it needs it: every worker and every SuperNode pays for it at its start."""
+"""What a client's process does not import before it needs it: every worker and SuperNode pays for it at its start."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torchvision", "pandas", "datasets", "matplotlib", "scipy", "sklearn", "ray", "torch._dynamo", "sympy")
+HEAVY = ("PIL", "torchvision", "pandas", "datasets", "matplotlib", "scipy", "sklearn", "ray", "torch._dynamo", "sympy")
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +27,11 @@ def test_the_client_app_imports_nothing_heavy(imported, module):
 @pytest.mark.parametrize("ours", ["server_app", "strategies", "isoproto.report", "isoproto.cli", "isoproto.keys"])
 def test_the_client_app_imports_no_code_of_the_server_or_the_command_line(imported, ours):
     assert not {name for name in imported if name == ours or name.startswith(ours + ".")}
+
+
+def test_local_training_needs_nothing_but_torch_and_numpy():
+    """benchmarks/gpu/check.py runs it where nothing is installed."""
+    absent = ("flwr", "PIL", "torchvision", "safetensors", "typer", "rich", "grpc", "cryptography", "psutil", "scipy")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import client_app.training, models"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -586,7 +586,7 @@ def test_a_gradient_at_its_limit_may_be_rounded_up():
 def test_a_wire_dtype_nobody_knows_is_refused():
     content = wire.write_broadcast(BROADCAST)
     content["settings"]["wire.dtype"] = "int4"
-    with pytest.raises(WireError, match="setting 'wire.dtype': expected one of float32, float16, int8, got 'int4'"):
+    with pytest.raises(WireError, match=r"setting 'wire\.dtype': expected one of float32, float16, int8, got 'int4'"):
         wire.read_broadcast(sent(content), num_classes=4, feature_dim=3)
 
 
