@@ -11,6 +11,7 @@ Nothing of HtFLlib is part of this project. Without a checkout this ends with st
 """
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -109,10 +110,10 @@ def peer_arguments(clients: int, rounds: int, batch: int, epochs: int) -> dict[s
 
 
 def read_peer(output: str, rounds: int) -> dict[str, Any]:
-    """Seconds of its rounds and its accuracy after so many, from what it prints.
+    r"""Seconds of its rounds and its accuracy after so many, from what it prints.
 
-    It tests before it trains, once more than there are rounds. Its first round is left out as a warm-up, the round after
-    the last test too.
+    It tests before it trains, once more than there are rounds. Its first round is left out as a warm-up, and the round
+    after the last test too.
 
     Example:
         >>> line = "-" * 50
@@ -138,7 +139,7 @@ def read_ours(metrics: str, rounds: int) -> dict[str, Any]:
     if len(found) != rounds:
         raise ValueError(f"expected {rounds} rounds in metrics.jsonl, got {len(found)}")
     ends = [line["seconds"]["since_start"] for line in found]
-    seconds = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    seconds = [b - a for a, b in itertools.pairwise(ends)]
     return {"rounds": seconds, "seconds": statistics.median(seconds), "accuracy": found[-1]["accuracy"]["micro"]}
 
 
