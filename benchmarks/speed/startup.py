@@ -1,7 +1,7 @@
 """From the command to a client's first step under Flower and Ray, broken down, and what the client app's import costs.
 
-Milestones of a run of 4 clients are seen from outside: a process that appears, a folder, the first model that is written
-(its training is taken off). They are polled, so each is late by up to 0.05 s. Imports are timed in processes
+Milestones of a run of 4 clients are seen from outside: a process that appears, a folder, the first model that is
+written (its training is taken off). They are polled, so each is late by up to 0.05 s. Imports are timed in processes
 of their own, taking turns; target: that of `client_app.app` at most 1.5 times that of torch alone.
 
     python benchmarks/speed/startup.py [--repeats 5] [--force]
