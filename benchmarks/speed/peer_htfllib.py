@@ -54,7 +54,7 @@ def make_data(clients: int) -> dict[str, np.ndarray]:
 
 
 def write_ours(data: dict[str, np.ndarray], path: Path) -> None:
-    """One file for all clients; a client is a domain of it."""
+    """One file for all clients; a client is a domain of it. Which one has which is drawn, and all have one model."""
     np.savez(path, **data)
 
 

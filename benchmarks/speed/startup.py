@@ -29,7 +29,7 @@ TARGET, POLL_S = 1.5, 0.05
 PROCESSES = {
     "SuperLink starts": "flower-superlink",
     "flwr run starts": "flwr run",
-    "simulation starts": "simulation",
+    "simulation starts": "flwr-simulation",
     "Ray starts": "raylet",
     "a worker starts": "ray::",
 }
