@@ -261,7 +261,7 @@ class _ClosedForm(torch.autograd.Function):
         ctx.save_for_backward(*inputs[3:])
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override] # noqa: ANN401
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         constants = ctx.saved_tensors
         return None, ctx.written_out(outer, *constants), None, *(None for _ in constants)
 
