@@ -16,9 +16,8 @@ def test_a_federation_runs_on_rounded_rows(federation, strategy, dtype):
 
 
 def test_rounding_says_what_it_saves_and_repeats_itself(federation):
-    runs = [
-        federation.run(settings={"strategy": "isoproto", "wire.dtype": dtype}) for dtype in ("float32", "int8", "int8")
-    ]
+    wide = {"strategy": "isoproto", "feature-dim": 128}
+    runs = [federation.run(settings={**wide, "wire.dtype": dtype}) for dtype in ("float32", "int8", "int8")]
     whole, rounded, again = (run.of("round")[-1]["bytes"] for run in runs)
     assert rounded["up_rows"] < 0.3 * whole["up_rows"]
     assert rounded["down"] < whole["down"]
