@@ -151,6 +151,8 @@ class RunConfig:
         hyper__pcl: Weight of HPCL, dimensionless; ``auto`` as above.
         hyper__pal: Weight of HPAL, likewise.
         max_norm: Largest Euclidean norm of a prototype row that the server accepts.
+        wire__dtype: How rows of prototypes, gradients, relations and anchors travel, both ways: as they are, or rounded
+            with one scale per row. Weights are never rounded.
         output_dir: Folder of run folders; absolute. Empty: ``$ISOPROTO_HOME/runs``, else the user's data folder.
         state_dir: Folder of the clients' own models; absolute. Empty: likewise, ``state``.
     """
@@ -230,6 +232,7 @@ class RunConfig:
     min_class_samples: int = _number(1, 1)
     min_contributors: int = _number(1, 1)
     max_norm: float = _number(1e6, 0, above=True)
+    wire__dtype: str = _one_of("float32", "float32", "float16", "int8")
 
     output_dir: str = ""
     state_dir: str = ""

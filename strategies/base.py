@@ -476,6 +476,7 @@ class PrototypeStrategy(Strategy):
                     feature_dim=self.config.feature_dim,
                     max_norm=self.config.max_norm,
                     max_gradient=limit,
+                    dtype=self.config.wire__dtype,
                     classifier=self.config.hyper__retrain != "none",
                     shared=self._spec if self.config.share != "none" else {},
                 )
@@ -558,7 +559,7 @@ class PrototypeStrategy(Strategy):
         rows = 0
         for client, reply, size in good:
             self._note_speed(client, reply.seconds)
-            payload = wire.payload_bytes(reply)
+            payload = wire.payload_bytes(reply, self.config.wire__dtype)
             rows += payload
             folder.record(
                 "client",
