@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isoproto.data.base import ClientData, ImageDataset, to_float
+from isoproto.data.classes import class_names, with_classes
 from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
 from isoproto.data.imagefolder import load_imagefolder
 from isoproto.data.npz import load_npz
+from isoproto.data.own import load_own
 from isoproto.data.partition import (
     PARTITIONERS,
     ClientSplit,
@@ -30,11 +32,13 @@ __all__ = [
     "Loader",
     "PartitionOptions",
     "class_counts",
+    "class_names",
     "client_data",
     "load_dataset",
     "partition_table",
     "split_clients",
     "to_float",
+    "with_classes",
 ]
 
 Loader = Callable[[str, Path], ImageDataset]
@@ -44,6 +48,7 @@ DATASETS: dict[str, Loader] = {
     "digits4": load_digits4,
     "npz": load_npz,
     "imagefolder": load_imagefolder,
+    "module": load_own,
     "cifar10": functools.partial(load_torchvision, name="cifar10"),
     "cifar100": functools.partial(load_torchvision, name="cifar100"),
     "mnist": functools.partial(load_torchvision, name="mnist"),

@@ -2,6 +2,7 @@
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,19 @@ def load_npz(argument: str, folder: Path) -> ImageDataset:
         )
 
 
+def from_arrays(source: str, arrays: Mapping[str, Array]) -> ImageDataset:
+    """Make a data set of the arrays that ``load_npz`` would find in a file of plain arrays.
+
+    Raises:
+        DataError: If one is missing, or they do not fit together.
+    """
+    return _arrays(source, _Reader(source, arrays))
+
+
 class _Reader:
     """Reads checked arrays of one file. Each read unpacks the array again: read each once."""
 
-    def __init__(self, path: Path, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
+    def __init__(self, path: Path | str, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
         self.path, self.archive = path, archive
 
     def __contains__(self, key: str) -> bool:
@@ -90,8 +100,8 @@ class _Reader:
         return tuple(map(str, self(key, "U", "text [names]")))
 
 
-def _arrays(path: Path, read: _Reader) -> ImageDataset:
-    parts = [part for part in ("train", "test") if f"{part}_x" in read]
+def _arrays(path: Path | str, read: _Reader) -> ImageDataset:
+    parts = [part for part in ("train", "test") if part == "train" or f"{part}_x" in read]
     x = [read.pictures(f"{part}_x") for part in parts]
     shapes = {part.shape[1:] for part in x}
     if len(shapes) > 1:
