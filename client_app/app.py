@@ -39,14 +39,17 @@ from isoproto.data import (
     ImageDataset,
     PartitionOptions,
     class_counts,
+    class_names,
     client_data,
     load_dataset,
     split_clients,
+    with_classes,
 )
 from isoproto.errors import ConfigError, DivergenceError, StateError, WireError
 from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
+from isoproto.own_code import is_own
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
 from models import FeatureModel, ModelSpec, architecture_for, create_model, head_for
@@ -59,7 +62,8 @@ app = ClientApp()
 _log = logging.getLogger("isoproto")
 
 # Settings of the run that a node's own configuration overrides.
-_NODE_SETTINGS = ("data", "data-dir", "device", "state-dir", "batch-size")
+_NODE_SETTINGS = ("data", "data-dir", "classes", "device", "state-dir", "batch-size")
+_FLOOR = "min-class-samples"
 # What the server may ask to be shared, by prefix of the tensor's name.
 _SHARED_PREFIX = {"none": None, "head": "head.", "base": "base.", "model": ""}
 
@@ -114,14 +118,25 @@ class Client:
             ConfigError: If a setting cannot be used.
             DataError: If its data cannot be read.
         """
-        own = {key: node[key] for key in _NODE_SETTINGS if key in node}
+        own = {key: node[key] for key in (*_NODE_SETTINGS, _FLOOR) if key in node}
         RunConfig.from_mapping(own, source="node config")
+        if "data" in own:  # a server's folder would decide which file is meant
+            own.setdefault("data-dir", "")
+        if _FLOOR in own:  # a floor: whoever asks for more samples decides
+            own[_FLOOR] = max(own[_FLOOR], int(settings.get(_FLOOR, 1)))
         config = RunConfig.from_mapping({**settings, **own})
         partition, partitions = _partition(node)
         name = str(partition) if partition is not None else str(node.get("name", f"node-{node_id}"))
-        dataset = load_dataset(config.data, config.data_dir)
-        split = _split(dataset, config, partition, partitions)
+        _check_may_send(config, node, name)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
+        if "model" not in node:
+            _check_trusted("models", architecture, is_own(architecture), name)
+        if "data" not in node:
+            _check_trusted("data", config.data, config.data.startswith("module:"), name)
+        torch.set_num_threads(int(node.get("threads", 1)))
+        outside = str(node.get("outside-classes", "refuse"))
+        dataset = _dataset(config.data, config.data_dir, config.classes, outside)
+        split = _split(config, outside, partition, partitions)
         channels, height, width = dataset.x.shape[1:]
         head = head_for(config.heads, partition or 0, config.feature_dim)
         spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes), head)
@@ -214,6 +229,44 @@ def _simulation_worker() -> int:
     if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return 0
     return os.getpid()
+
+
+def _simulated() -> bool:
+    """Whether this process simulates clients, so that the run config is the researcher's own and not a server's."""
+    here = sys.modules.get("isoproto.in_process")
+    return bool(_simulation_worker()) or (here is not None and here.answering())
+
+
+def _check_trusted(key: str, value: str, own_code: bool, client: str) -> None:
+    """Refuse to import what a server names: on a device, only its owner says what code of the device runs.
+
+    Raises:
+        ConfigError: If a real node was asked to.
+    """
+    if own_code and not _simulated():
+        raise ConfigError(
+            f"client {client}: the server's run config names code for this device to import, `{key} = {value!r}`; only "
+            f"the node's own configuration may. Set `{'model' if key == 'models' else key}` there"
+        )
+
+
+def _check_may_send(config: RunConfig, node: Mapping[str, Any], client: str) -> None:
+    """Refuse a run that asks for more than the node's owner lets go.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    if "may-send" not in node:
+        return
+    allowed = {word.strip() for word in str(node["may-send"]).split(",")}
+    wanted = {"head": {"head"}, "base": {"base"}, "model": {"head", "base"}}.get(config.share, set())
+    wanted = wanted | ({"gradients"} if wants_gradients(config) else set())
+    if missing := sorted(wanted - allowed):
+        raise ConfigError(
+            f"client {client}: strategy {config.strategy!r} asks for {', '.join(missing)}, and `may-send` of this node "
+            f"allows {', '.join(sorted(allowed - {''})) or 'nothing'} besides class means. Its owner may add "
+            "it, or the server choose a strategy that does without"
+        )
 
 
 @app.query()
@@ -561,10 +614,15 @@ def _partition(node: Mapping[str, Any]) -> tuple[int | None, int]:
     return partition, partitions
 
 
-def _split(dataset: ImageDataset, config: RunConfig, partition: int | None, partitions: int) -> ClientSplit:
+@functools.lru_cache(maxsize=4)
+def _dataset(data: str, data_dir: str, classes: str, outside: str) -> ImageDataset:
+    """Read a data set and number its classes as the federation does, once per process."""
+    return with_classes(load_dataset(data, data_dir), class_names(classes), outside=outside)
+
+
+def _split(config: RunConfig, outside: str, partition: int | None, partitions: int) -> ClientSplit:
     return _splits(
-        config.data,
-        config.data_dir,
+        (config.data, config.data_dir, config.classes, outside),
         config.partition if partition is not None else "iid",
         max(1, partitions),
         config.partition_seed,
@@ -581,8 +639,7 @@ def _split(dataset: ImageDataset, config: RunConfig, partition: int | None, part
 
 @functools.lru_cache(maxsize=4)
 def _splits(
-    data: str,
-    data_dir: str,
+    data: tuple[str, str, str, str],
     partition: str,
     clients: int,
     seed: int,
@@ -592,7 +649,7 @@ def _splits(
 ) -> list[ClientSplit]:
     """Split a data set over all clients, once per process."""
     return split_clients(
-        load_dataset(data, data_dir),
+        _dataset(*data),
         partition=partition,
         clients=clients,
         seed=seed,

@@ -11,9 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isoproto import cli_data, cli_keys, paths
+from isoproto import cli_data, cli_keys, cli_node, paths
 from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.errors import ConfigError, IsoprotoError
+from isoproto.own_code import absolute, is_own
 
 _log = logging.getLogger("isoproto")
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_keys.app)
 app.add_typer(cli_data.app)
+app.add_typer(cli_node.app)
 
 RunConfigOption = Annotated[
     list[str] | None,
@@ -143,6 +145,10 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
     kind, _, path = str(values.get("data", "")).partition(":")
     if path and Path(path).exists():  # seen from where the command was typed
         values["data"] = f"{kind}:{Path(path).absolute()}"
+    if kind == "module":
+        values["data"] = f"{kind}:{absolute(path, Path())}"
+    if is_own(models := str(values.get("models", ""))):
+        values["models"] = ",".join(absolute(name.strip(), Path()) for name in models.split(","))
     clients = int(values.get("clients", 0)) or clients
     if engine == "flower":
         from isoproto.flower_engine import run_under_flower

@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,8 @@ class RunConfig:
         init_from: Experiment id whose client models (under the same state folder) are the starting point.
         data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``.
         data_dir: Folder with data files; absolute.
+        classes: Names of the federation's classes, separated by commas: clients number theirs by them, and may lack
+            some; empty: the data set's own.
         partition: Name in ``PARTITIONERS``.
         partition_seed: Seed of the partition and of each client's train/test split.
         alpha: Concentration of the Dirichlet partitions, > 0.
@@ -200,6 +202,7 @@ class RunConfig:
 
     data: str = "digits4"
     data_dir: str = ""
+    classes: str = ""
     partition: str = "domain"
     partition_seed: int = _number(1, 0)
     alpha: float = _number(0.1, 0, above=True)
@@ -285,21 +288,9 @@ class RunConfig:
               unknown key `round` (did you mean `rounds`?)
               `seed` must be int, got 'x'
         """
-        problems, found = [], {}
-        for key, value in values.items():
-            field = _FIELDS.get(key)
-            if field is None:
-                close = difflib.get_close_matches(key, _FIELDS, n=1)
-                problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
-            elif (problem := _type_problem(key, field, value)) or (problem := _rule_problem(key, field, value)):
-                problems.append(problem)
-            else:
-                found[field.name] = float(value) if field.type is float else value
-        problems += [*_relation_problems(found), *check(found)]
-        if problems:
-            count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-            raise ConfigError("\n  ".join([f"{count} in the {source}:", *problems]))
-        return cls(**found)  # type: ignore[arg-type]
+        found, problems = read_fields(_FIELDS, values)
+        refuse([*problems, *_relation_problems(found), *check(found)], source)
+        return cls(**found)
 
     def to_mapping(self) -> dict[str, Scalar]:
         """Return the flat mapping that ``from_mapping`` reads."""
@@ -311,6 +302,34 @@ class RunConfig:
         Sender and receiver run the same code (their fingerprints are compared), so this says everything.
         """
         return {k: v for k, v in self.to_mapping().items() if v != _FIELDS[k].default}
+
+
+def read_fields(
+    fields: Mapping[str, "dataclasses.Field[Any]"], values: Mapping[str, Scalar]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that are right, by field name, and what is wrong with each of the others."""
+    problems, found = [], {}
+    for key, value in values.items():
+        field = fields.get(key)
+        if field is None:
+            close = difflib.get_close_matches(key, fields, n=1)
+            problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
+        elif (problem := _type_problem(key, field, value)) or (problem := _rule_problem(key, field, value)):
+            problems.append(problem)
+        else:
+            found[field.name] = float(value) if field.type is float else value
+    return found, problems
+
+
+def refuse(problems: Sequence[str], source: str) -> None:
+    """Say everything that is wrong with some settings at once.
+
+    Raises:
+        ConfigError: If there is a problem.
+    """
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError("\n  ".join([f"{count} in the {source}:", *problems]))
 
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {

@@ -1,16 +1,19 @@
 """Model architectures by name, and families that are dealt out to clients."""
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from isoproto.errors import ConfigError
+from isoproto.own_code import is_own
 from isoproto.registry import lookup
 from models.base import FeatureModel, ModelSpec
 from models.cnn import cnn, cnn4
 from models.inception import googlenet, inception
 from models.mobilenet import mobilenet, mobilenet_v2
+from models.own import own_model
 from models.resnet import deep_resnet, resnet
 from models.vit import vit_b
 
@@ -85,7 +88,8 @@ def architectures(models: str) -> tuple[str, ...]:
     """Return the architectures that are dealt out to clients, in order.
 
     Args:
-        models: A name in ``FAMILIES``, or names in ``MODELS`` separated by commas.
+        models: A name in ``FAMILIES``, or names in ``MODELS`` or of a user's own functions (``FILE.py:callable``)
+            separated by commas. Nothing is imported here.
 
     Raises:
         ConfigError: If any of the names is unknown, or the papers disagree on what it means.
@@ -98,7 +102,7 @@ def architectures(models: str) -> tuple[str, ...]:
         meanings = "; ".join(f"{family!r} is {', '.join(FAMILIES[family])}" for family in variants)
         raise ConfigError(f"`models = {models!r}` means another list in each paper, name the one you want: {meanings}")
     names = FAMILIES.get(models) or tuple(name.strip() for name in models.split(","))
-    for name in names:
+    for name in [name for name in names if not is_own(name)]:
         lookup({**MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
     return names
 
@@ -144,9 +148,9 @@ def create_model(name: str, spec: ModelSpec, seed: int) -> FeatureModel:
     """Build a model with weights that are a function of ``seed``; global generators are left as they were.
 
     Raises:
-        ConfigError: If no architecture has the name.
+        ConfigError: If no architecture has the name, or a user's own model cannot be used.
     """
-    build = lookup(MODELS, "model", name)
+    build = functools.partial(own_model, name) if is_own(name) else lookup(MODELS, "model", name)
     if min(spec.height, spec.width) < 4:
         raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
     with torch.random.fork_rng(devices=[]):

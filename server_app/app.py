@@ -20,7 +20,7 @@ from rich.console import Console
 from isoproto import paths
 from isoproto.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig, Scalar
-from isoproto.data import DATASETS, PARTITIONERS, load_dataset, partition_table
+from isoproto.data import DATASETS, PARTITIONERS, class_names, load_dataset, partition_table
 from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
 from isoproto.losses import LOSSES
@@ -81,6 +81,7 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
         "alignment": _check_alignment,
         "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
         "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
+        "classes": class_names,
         "models": lambda names: architecture_for(names, 0),
         "heads": lambda name: lookup(HEADS, "heads", name),
     }

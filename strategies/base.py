@@ -191,6 +191,8 @@ class PrototypeStrategy(Strategy):
     def _query(self, grid: Grid) -> set[int]:
         """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
         present = set(grid.get_node_ids())
+        # Its owner may have mended what was wrong with a node that was away.
+        self._refused = {node: reason for node, reason in self._refused.items() if node in present}
         waiting = present - set(self._hosts.values()) - self._refused.keys()
         if not waiting:
             return present

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isoproto.data.base import ClientData, ImageDataset, to_float
+from isoproto.data.classes import class_names, with_classes
 from isoproto.data.digits import load_digits
 from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
@@ -12,6 +13,7 @@ from isoproto.data.imagefolder import load_imagefolder
 from isoproto.data.info import INFOS
 from isoproto.data.named import load_named
 from isoproto.data.npz import load_npz
+from isoproto.data.own import load_own
 from isoproto.data.partition import (
     PARTITIONERS,
     ClientSplit,
@@ -33,11 +35,13 @@ __all__ = [
     "Loader",
     "PartitionOptions",
     "class_counts",
+    "class_names",
     "client_data",
     "load_dataset",
     "partition_table",
     "split_clients",
     "to_float",
+    "with_classes",
 ]
 
 Loader = Callable[[str, Path], ImageDataset]
@@ -47,6 +51,7 @@ DATASETS: dict[str, Loader] = {
     "digits4": load_digits4,
     "npz": load_npz,
     "imagefolder": load_imagefolder,
+    "module": load_own,
     "digits": load_digits,
     "cifar10": functools.partial(load_named, name="cifar10"),
     "cifar100": functools.partial(load_named, name="cifar100"),

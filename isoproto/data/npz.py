@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,19 @@ def _opened(path: Path) -> Iterator["_Reader"]:
         yield _Reader(path, archive)
 
 
+def from_arrays(source: str, arrays: Mapping[str, Array]) -> ImageDataset:
+    """Make a data set of the arrays that ``load_npz`` would find in a file of plain arrays.
+
+    Raises:
+        DataError: If one is missing, or they do not fit together.
+    """
+    return _arrays(source, _InMemory(source, arrays))
+
+
 class _Reader:
     """Reads checked arrays of one file. Each read unpacks the array again: read each once."""
 
-    def __init__(self, path: Path, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
+    def __init__(self, path: Path | str, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
         self.path, self.archive = path, archive
 
     def __contains__(self, key: str) -> bool:
@@ -101,14 +110,14 @@ class _Reader:
         except (*_UNREADABLE, KeyError) as err:
             raise DataError(f"{self.path}: array `{key}` cannot be read ({err})") from err
 
-    def key(self) -> str:
-        """Name of what is made from this file.
+    def kept(self, make: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        """What ``make`` makes of this file, from the cache if it was made before.
 
         The zip directory's checksums name the content, so that a copied or touched file is not unpacked again.
         """
         with zipfile.ZipFile(self.path) as archive:
             content = [(member.filename, member.file_size, member.CRC) for member in archive.infolist()]
-        return content_key(self.path.stem, content)
+        return cached_array(content_key(Path(self.path).stem, content), make)
 
     def pictures(self, key: str) -> npt.NDArray[np.uint8]:
         """Pictures ``[N, H, W, channels]`` as ``[N, channels, H, W]``."""
@@ -127,8 +136,18 @@ class _Reader:
         return tuple(map(str, self(key, "U", "text [names]")))
 
 
-def _arrays(path: Path, read: _Reader) -> ImageDataset:
-    parts = [part for part in ("train", "test") if f"{part}_x" in read]
+class _InMemory(_Reader):
+    """The same for arrays that are there already."""
+
+    def length(self, key: str) -> int:
+        return len(self(key, "biufcSUO", "an array", tuple(range(1, 9))))
+
+    def kept(self, make: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        return make()
+
+
+def _arrays(path: Path | str, read: _Reader) -> ImageDataset:
+    parts = [part for part in ("train", "test") if part == "train" or f"{part}_x" in read]
     lengths = {part: read.length(f"{part}_x") for part in parts}
     domains = read.names("domains") if "domains" in read else ()
 
@@ -144,7 +163,7 @@ def _arrays(path: Path, read: _Reader) -> ImageDataset:
         return np.ascontiguousarray(np.concatenate(x))
 
     return ImageDataset(
-        x=torch.from_numpy(cached_array(read.key(), pictures)),
+        x=torch.from_numpy(read.kept(pictures)),
         y=join("y"),
         test=torch.arange(sum(lengths.values())) >= lengths["train"],
         classes=read.names("classes"),
@@ -169,7 +188,7 @@ def _encoded(path: Path, read: _Reader) -> ImageDataset:
         return decode_pictures(np.split(jpeg, offsets[1:-1]), lambda i: f"{path}, picture {i}")
 
     return ImageDataset(
-        x=torch.from_numpy(cached_array(read.key(), decode)),
+        x=torch.from_numpy(read.kept(decode)),
         y=torch.from_numpy(read.index("labels", count)),
         test=torch.from_numpy(split == 1),
         classes=read.names("classes"),
