@@ -58,7 +58,7 @@ def test_a_node_that_is_not_simulated_is_one_client(federation, monkeypatch, pla
     [
         (lambda c: c["1/config"].update({"worker": 0}), "not simulated has one client; this one answers for"),
         (lambda c: c["1/config"].update({"client": "0"}), "not simulated has one client; this one answers for"),
-        (lambda c: c["1/config"].update({"train-counts": [1]}), "config 'train-counts': expected 4"),
+        (lambda c: c["1/config"].update({"train-counts": [1]}), "'train-counts': expected 4"),
     ],
 )
 def test_a_node_with_several_names_that_cannot_be_is_refused(federation, forge, reason):
