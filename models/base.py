@@ -25,14 +25,31 @@ class ModelSpec:
     num_classes: int
 
 
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    """What a model for text must fit.
+
+    Attributes:
+        vocabulary: Number of token ids, padding (0) and the unknown word (1) among them.
+        length: Tokens of the longest text.
+        feature_dim: Feature width d, the same for all clients of a federation.
+        num_classes: C.
+    """
+
+    vocabulary: int
+    length: int
+    feature_dim: int
+    num_classes: int
+
+
 class FeatureModel(nn.Module):
-    """A base that maps pictures to L numbers, pooled to d features, and a linear head.
+    """A base that maps pictures or texts to L numbers, pooled to d features, and a linear head.
 
     The pooling is a parameter-free 1-D adaptive average over the feature axis: output q is the mean of the
     inputs with indices in [floor(q L / d), ceil((q + 1) L / d)), and the identity where L is d.
 
     Args:
-        base: Maps ``[B, channels, height, width]`` to ``[B, L]``.
+        base: Maps pictures ``[B, channels, height, width]``, or token ids ``[B, length]``, to ``[B, L]``.
         feature_dim: d.
         num_classes: C.
 
@@ -54,7 +71,7 @@ class FeatureModel(nn.Module):
         self.width = feature_dim
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of pictures ``x`` ``[B, channels, height, width]``, shape ``[B, d]``."""
+        """Return the features of pictures or token ids ``x``, shape ``[B, d]``."""
         values: Tensor = self.base(x)
         if values.shape[1] == self.width:
             return values
