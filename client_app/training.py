@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
+from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from isoproto.losses.hyper import Anchors
 from isoproto.seeding import derive
@@ -33,6 +34,7 @@ class LocalSettings:
     momentum: float
     weight_decay: float
     proto_source: str
+    augment: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +153,10 @@ def train(
     Args:
         model: Trained in place; on the device that the data are moved to.
         data: The client's data; at least one training sample.
-        settings: Epochs, batches, optimiser.
+        settings: Epochs, batches, optimiser, augmentation.
         alignment: What to align to.
-        generator: Source of the batch order; its seed is also that of dropout.
+        generator: Source of the batch order; its seed is also that of dropout and of the
+            augmentation, so that neither changes the order.
         anchoring: What to pull to.
 
     Returns:
@@ -170,13 +173,15 @@ def train(
     nothing = torch.zeros(2, device=device)
     totals = torch.zeros(6, device=device)
     running: Statistics | None = None
+    augment = AUGMENTATIONS[settings.augment]
+    draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "augment"))
     with _dropout_from(generator, device):
         for epoch in range(settings.epochs):
             last = epoch == settings.epochs - 1
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
             for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
-                features = model.features(to_float(data.train_x[index].to(device)))
+                features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
                 loss = cross_entropy = functional.cross_entropy(model.head(features), y)
                 terms = drawn = nothing
                 if goal is not None:

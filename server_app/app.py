@@ -20,8 +20,8 @@ from rich.console import Console
 from isoproto import paths
 from isoproto.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig, Scalar
-from isoproto.data import DATASETS, PARTITIONERS, partition_table
-from isoproto.errors import ConfigError
+from isoproto.data import DATASETS, PARTITIONERS, load_dataset, partition_table
+from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
 from isoproto.losses import LOSSES
 from isoproto.metrics import summarise
@@ -201,6 +201,7 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
         "rounds": config.rounds,
         "experiment": folder.experiment,
         "settings": config.to_mapping(),
+        "data_notes": _data_notes(config),
         **summarise(folder.lines()),
         "versions": versions(),
         "git_commit": git_commit(),
@@ -210,6 +211,14 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
     }
     folder.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
     write_report(folder.path)
+
+
+def _data_notes(config: RunConfig) -> list[str]:
+    """Return what one must know of the run's data, where the server has them too, as in a simulation."""
+    try:
+        return list(load_dataset(config.data, config.data_dir).notes)
+    except DataError:
+        return []
 
 
 def versions() -> dict[str, str]:

@@ -1,16 +1,17 @@
 """Data sets as folders of pictures, one folder a class."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.folders import cached_array, content_key, find
+from isoproto.data.folders import cached_array, content_key, find, listing
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _PARTS = {"train": False, "test": True, "val": True}  # name -> is it the official test part
 
 
@@ -26,15 +27,17 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If the folder is missing, holds no pictures, mixes layouts, or a picture cannot be read.
+        DataError: If the folder is missing, holds no pictures, mixes layouts or has an empty folder, or if a
+            picture cannot be read.
     """
     where, side = _split_side(argument)
     root = find("imagefolder", where, folder)
     files = sorted(
-        path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )
     if not files:
         raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class")
+    _check_no_class_is_empty(root, files)
     places = [path.relative_to(root).parts[:-1] for path in files]
     has_parts = {place[0] for place in places if place} <= _PARTS.keys()
     test = [has_parts and _PARTS[place[0]] for place in places]
@@ -46,20 +49,53 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
                 f"{root} (or under its train and test folders)"
             )
     class_of, domain_of = [label[-1] for label in labels], [label[0] for label in labels]
-    classes, domains = tuple(sorted(set(class_of))), tuple(sorted(set(domain_of))) if len(labels[0]) == 2 else ()
-    listing = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return dataset_of_files(root, files, class_of, test, domain_of if len(labels[0]) == 2 else (), side)
+
+
+def dataset_of_files(
+    root: Path,
+    files: Sequence[Path],
+    class_of: Sequence[str],
+    test: Sequence[bool],
+    domain_of: Sequence[str] = (),
+    side: int | None = None,
+) -> ImageDataset:
+    """Decode picture files, once a machine, into a data set whose classes and domains are in the order of their names.
+
+    Args:
+        root: Folder they lie in.
+        files: Picture files.
+        class_of: Class of each.
+        test: Whether it belongs to the official test part.
+        domain_of: Its domain; empty if the set has none.
+        side: Rows and columns of each; by default the most frequent size.
+
+    Raises:
+        DataError: If a picture cannot be read.
+    """
+    classes, domains = sorted(set(class_of)), sorted(set(domain_of))
+    number = {name: i for i, name in enumerate(classes)}
+    place = {name: i for i, name in enumerate(domains)}
     x = cached_array(
-        content_key(root.name, (listing, side)), lambda: decode_pictures(files, lambda i: str(files[i]), side)
+        content_key(root.name, (listing(files), side)), lambda: decode_pictures(files, lambda i: str(files[i]), side)
     )
     return ImageDataset(
         x=torch.from_numpy(x),
-        y=torch.tensor([classes.index(name) for name in class_of]),
+        y=torch.tensor([number[name] for name in class_of]),
         test=torch.tensor(test),
-        classes=classes,
-        domain=torch.tensor([domains.index(name) for name in domain_of]) if domains else None,
-        domains=domains,
+        classes=tuple(classes),
+        domain=torch.tensor([place[name] for name in domain_of]) if domains else None,
+        domains=tuple(domains),
         source=str(root),
     )
+
+
+def _check_no_class_is_empty(root: Path, files: Sequence[Path]) -> None:
+    """Refuse folders under which no picture is: more likely half an archive than a class without pictures."""
+    filled = {parent for path in files for parent in path.parents}
+    for path in sorted(root.rglob("*")):
+        if path.is_dir() and path not in filled and not path.name.startswith((".", "_")):
+            raise DataError(f"{path}: no picture in this folder; put some there, or remove it")
 
 
 def _split_side(argument: str) -> tuple[str, int | None]:
