@@ -36,8 +36,9 @@ from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
     ClientData,
     ClientSplit,
-    ImageDataset,
+    Dataset,
     PartitionOptions,
+    TextDataset,
     class_counts,
     client_data,
     load_dataset,
@@ -49,7 +50,7 @@ from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, architecture_for, create_model
+from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -103,7 +104,7 @@ class Client:
     architecture: str
     data: ClientData
     domain: str
-    spec: ModelSpec
+    spec: ModelSpec | TextSpec
     device: torch.device
 
     @classmethod
@@ -122,8 +123,7 @@ class Client:
         dataset = load_dataset(config.data, config.data_dir)
         split = _split(dataset, config, partition, partitions)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
-        channels, height, width = dataset.x.shape[1:]
-        spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes))
+        spec = _spec(dataset, config)
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
         return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
@@ -539,7 +539,7 @@ def _partition(node: Mapping[str, Any]) -> tuple[int | None, int]:
     return partition, partitions
 
 
-def _split(dataset: ImageDataset, config: RunConfig, partition: int | None, partitions: int) -> ClientSplit:
+def _split(dataset: Dataset, config: RunConfig, partition: int | None, partitions: int) -> ClientSplit:
     return _splits(
         config.data,
         config.data_dir,
@@ -577,14 +577,33 @@ def _splits(
     )
 
 
+def _spec(dataset: Dataset, config: RunConfig) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit.
+
+    Raises:
+        ConfigError: If texts should be augmented as pictures are.
+    """
+    classes = len(dataset.classes)
+    if not isinstance(dataset, TextDataset):
+        channels, height, width = dataset.x.shape[1:]
+        return ModelSpec(channels, height, width, config.feature_dim, classes)
+    if config.augment != "none":
+        raise ConfigError(
+            f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
+        )
+    return TextSpec(dataset.vocabulary, dataset.x.shape[1], config.feature_dim, classes)
+
+
 @functools.lru_cache(maxsize=32)
-def _skeleton(architecture: str, spec: ModelSpec, device: torch.device) -> tuple[FeatureModel, dict[str, Tensor]]:
+def _skeleton(
+    architecture: str, spec: ModelSpec | TextSpec, device: torch.device
+) -> tuple[FeatureModel, dict[str, Tensor]]:
     """A model whose weights are about to be replaced, and its tensors: building one costs more than filling it."""
     model = create_model(architecture, spec, seed=0).to(device)
     return model, model.state_dict()
 
 
-def _domain(dataset: ImageDataset, split: ClientSplit) -> str:
+def _domain(dataset: Dataset, split: ClientSplit) -> str:
     if dataset.domain is None or not len(split.train):
         return ""
     held = dataset.domain[torch.from_numpy(split.train)].unique()

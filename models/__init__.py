@@ -114,12 +114,12 @@ def architectures(models: str) -> tuple[str, ...]:
     names = FAMILIES.get(models) or tuple(name.strip() for name in models.split(","))
     for name in names:
         lookup({**MODELS, **TEXT_MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
-    if text := [name for name in names if name in TEXT_MODELS]:
-        if pictures := [name for name in names if name in MODELS]:
-            raise ConfigError(
-                f"`models` must be all for pictures or all for text, got {', '.join(pictures)} for pictures and "
-                f"{', '.join(text)} for text"
-            )
+    text, pictures = ([name for name in names if name in table] for table in (TEXT_MODELS, MODELS))
+    if text and pictures:
+        raise ConfigError(
+            f"`models` must be all for pictures or all for text, got {', '.join(pictures)} for pictures and "
+            f"{', '.join(text)} for text"
+        )
     return names
 
 

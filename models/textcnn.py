@@ -33,6 +33,4 @@ def textcnn(spec: TextSpec) -> nn.Module:
 
     FedHPro's (arXiv:2605.13475, Sec. 5) has 32 numbers a word and 32 features: ``feature-dim = 32``.
     """
-    return nn.Sequential(
-        _Windows(spec), nn.Dropout(0.8), nn.Linear(len(_WINDOWS) * _CHANNELS, spec.feature_dim)
-    )
+    return nn.Sequential(_Windows(spec), nn.Dropout(0.8), nn.Linear(len(_WINDOWS) * _CHANNELS, spec.feature_dim))

@@ -18,6 +18,7 @@ class _Encoder(nn.Module):
     """
 
     places: Tensor
+    start: nn.Parameter
 
     def __init__(self, spec: TextSpec) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class _Encoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         vectors, lengths = self.words(tokens)
-        x = torch.cat([self.start.expand(len(vectors), 1, -1), vectors * self.scale], dim=1)  # [B, 1 + T, u]
+        x: Tensor = torch.cat([self.start.expand(len(vectors), 1, -1), vectors * self.scale], dim=1)  # [B, 1 + T, u]
         x = self.dropout(x + self.places[: x.shape[1]])
         outside = ~inside(lengths + 1, x.shape[1])
         for layer in self.layers:
