@@ -315,7 +315,7 @@ INFOS: dict[str, DatasetInfo] = {
                 31_779,
                 (
                     "FDU-MTL stands in for Amazon Review: words in order instead of 5,000 counts, another split",
-                    "two domains (imdb, MR) are films; FedSAF's four are amazon:books,dvd,electronics,kitchen_housewares",
+                    "the domains imdb and MR are films; FedSAF has amazon:books,dvd,electronics,kitchen_housewares",
                 ),
             ),
         ),
