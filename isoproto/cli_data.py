@@ -1,5 +1,8 @@
 """The command ``isoproto data``: what a data set is, where it lies here, and what it looks like."""
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from isoproto.data import Dataset
+
+_WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
 
 app = typer.Typer()
 
@@ -39,7 +44,7 @@ def data(
     from isoproto.data.named import fetch, how_to_get, is_here, looked_for
     from isoproto.registry import lookup
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     if not name:
         console.print(_names())
         return
@@ -52,7 +57,8 @@ def data(
     typer.echo(f"how to get it: {how_to_get(kind)}")
     if download and not is_here(kind, folder):
         fetch(kind, folder)
-    dataset = load_dataset(name, str(folder))
+    with _notes_unlogged():  # they are shown below
+        dataset = load_dataset(name, str(folder))
     typer.echo(f"found: {dataset.source}")
     for note in dict.fromkeys((*info.caveats, *dataset.notes)):
         typer.echo(f"caveat: {note}")
@@ -63,22 +69,33 @@ def data(
         return
     channels, height, width = dataset.x.shape[1:]
     typer.echo(f"pictures: {len(dataset.x):,}, {height}x{width} {'grey' if channels == 1 else 'colour'}")
-    console.print(_counts(dataset))
+    Console(width=max(console.width, _WIDE)).print(_counts(dataset))
     path = sheet or cache_folder() / f"{kind}.png"
     _draw(dataset, path)
     typer.echo(f"samples: {path}")
 
 
+@contextlib.contextmanager
+def _notes_unlogged() -> Iterator[None]:
+    log = logging.getLogger("isoproto.data")
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
+
+
 def _names() -> "Table":
     """Return a table of all names."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     from isoproto.data import INFOS
 
     table = Table("data", "what", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, info in INFOS.items():
-        table.add_row(name, info.what)
+        table.add_row(name, escape(info.what))
     return table
 
 
@@ -86,6 +103,7 @@ def _counts(dataset: "Dataset") -> "Table":
     """Return a table of training and test samples, a row for each class, two columns for each domain."""
     import numpy as np
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -94,11 +112,11 @@ def _counts(dataset: "Dataset") -> "Table":
     test = dataset.test.numpy()
     for place, title in enumerate(dataset.domains or ("",)):
         for part, chosen in (("train", ~test), ("test", test)):
-            table.add_column(f"{title} {part}".strip(), justify="right")
+            table.add_column(escape(f"{title}\n{part}".strip()), justify="right")
             columns.append(np.bincount(dataset.y.numpy()[chosen & (domain == place)], minlength=classes))
     counts = np.stack(columns, axis=1)
     for label, row in zip(dataset.classes, counts, strict=True):
-        table.add_row(label, *map("{:,}".format, row))
+        table.add_row(escape(label), *map("{:,}".format, row))
     table.add_section()
     table.add_row("all", *map("{:,}".format, counts.sum(0)))
     return table

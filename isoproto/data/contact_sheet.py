@@ -21,7 +21,7 @@ def contact_sheet(dataset: Dataset, *, classes: int = 20, samples: int = 6) -> I
     Example:
         >>> from isoproto.data import load_dataset
         >>> contact_sheet(load_dataset("digits4"), samples=2).size
-        (538, 498)
+        (674, 658)
     """
     rows = np.unique(np.linspace(0, len(dataset.classes) - 1, min(classes, len(dataset.classes))).astype(int))
     blocks = dataset.domains or ("",)

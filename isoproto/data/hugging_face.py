@@ -127,7 +127,7 @@ def _write(path: Path, **arrays: npt.NDArray[Any]) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type] # numpy's stub takes any for `allow_pickle`
         Path(temporary).replace(path)
     except OSError as err:
         raise DataError(f"cannot write {path} ({err.strerror}); free some space, or choose another `data-dir`") from err

@@ -11,7 +11,7 @@ from isoproto.data.folders import cached_array, content_key, find, listing
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _PARTS = {"train": False, "test": True, "val": True}  # name -> is it the official test part
 
 
@@ -27,17 +27,16 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If the folder is missing, holds no pictures, mixes layouts or has an empty folder, or if a
+        DataError: If the folder is missing, holds no pictures, mixes layouts or has an empty class, or if a
             picture cannot be read.
     """
     where, side = _split_side(argument)
     root = find("imagefolder", where, folder)
     files = sorted(
-        path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+        path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
     )
     if not files:
         raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class")
-    _check_no_class_is_empty(root, files)
     places = [path.relative_to(root).parts[:-1] for path in files]
     has_parts = {place[0] for place in places if place} <= _PARTS.keys()
     test = [has_parts and _PARTS[place[0]] for place in places]
@@ -48,6 +47,7 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
                 f"{path}: pictures must all lie as class/name.png or all as domain/class/name.png under "
                 f"{root} (or under its train and test folders)"
             )
+    _check_no_class_is_empty(root, len(places[0]))
     class_of, domain_of = [label[-1] for label in labels], [label[0] for label in labels]
     return dataset_of_files(root, files, class_of, test, domain_of if len(labels[0]) == 2 else (), side)
 
@@ -90,12 +90,11 @@ def dataset_of_files(
     )
 
 
-def _check_no_class_is_empty(root: Path, files: Sequence[Path]) -> None:
-    """Refuse folders under which no picture is: more likely half an archive than a class without pictures."""
-    filled = {parent for path in files for parent in path.parents}
-    for path in sorted(root.rglob("*")):
-        if path.is_dir() and path not in filled and not path.name.startswith((".", "_")):
-            raise DataError(f"{path}: no picture in this folder; put some there, or remove it")
+def _check_no_class_is_empty(root: Path, depth: int) -> None:
+    """Refuse an empty folder where classes are: more likely half an archive than a class without pictures."""
+    for path in sorted(root.glob("/".join("*" * depth))):
+        if path.is_dir() and not any(path.iterdir()):
+            raise DataError(f"{path}: no picture in the folder of this class; put some there, or remove it")
 
 
 def _split_side(argument: str) -> tuple[str, int | None]:

@@ -19,7 +19,7 @@ from isoproto.data.tiny_imagenet import read_tiny_imagenet
 from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
 from isoproto.errors import DataError
 
-logger = logging.getLogger("isoproto")
+logger = logging.getLogger("isoproto.data")
 
 # How the folder of a set is read, where that is not as `imagefolder:` does it.
 _TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
@@ -35,13 +35,11 @@ class Place(NamedTuple):
     """Where a set was found.
 
     Attributes:
-        path: File or folder, for people.
         files: What it consists of.
         notes: How it differs from the published set.
         read: Reads it.
     """
 
-    path: Path
     files: Sequence[Path]
     notes: tuple[str, ...]
     read: Callable[[], ImageDataset]
@@ -135,15 +133,15 @@ def places(name: str, folder: Path) -> Iterator[Place]:
         root = folder / tree
         if root.is_dir():
             files = [path for path in root.rglob("*") if path.is_file()]
-            yield Place(root, files, info.caveats, functools.partial(_read_tree, name, root, info.side))
+            yield Place(files, info.caveats, functools.partial(_read_tree, name, root, info.side))
     if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
         read = functools.partial(read_torchvision, name, info.torchvision, folder, info.side)
-        yield Place(files[0].parent, files, info.caveats, read)
+        yield Place(files, info.caveats, read)
 
 
 def npz_place(path: Path, notes: tuple[str, ...]) -> Place:
     """Return a file of arrays or encoded pictures as a place."""
-    return Place(path, [path], notes, lambda: load_npz(str(path.absolute()), path.parent))
+    return Place([path], notes, lambda: load_npz(str(path.absolute()), path.parent))
 
 
 def fetch(name: str, folder: Path) -> None:

@@ -71,7 +71,7 @@ def _read(place: Torchvision, folder: Path, side: int, file: Path) -> Read:
     """Return pictures ``[N, channels, H, W]``, labels and whether it is a test picture ``[2, N]``, class names."""
     try:
         parts = [_open(place, folder, part, download=False) for part in _parts(place)]
-        x = [_pictures(part, side) for part in parts]
+        x, labels = zip(*(_content(part, side) for part in parts), strict=True)
     except DataError:
         raise
     except Exception as err:  # pickles, archives and tables of others raise what they like
@@ -79,7 +79,7 @@ def _read(place: Torchvision, folder: Path, side: int, file: Path) -> Read:
             f"{file} and others in {folder} cannot be read as torchvision.datasets.{place.cls} ({_line(err)}); remove "
             "them and fetch the set again"
         ) from err
-    y = np.concatenate([np.asarray(_labels(part), np.int64) for part in parts])
+    y = np.concatenate(labels)
     test = np.arange(len(y)) >= len(x[0])
     classes = getattr(parts[0], "classes", None) or [str(i) for i in range(int(y.max()) + 1)]
     return np.concatenate(x), np.stack([y, test]), np.array(classes)
@@ -97,22 +97,18 @@ def _open(place: Torchvision, folder: Path, part: dict[str, Any], *, download: b
     return getattr(datasets, place.cls)(root=str(folder), download=download, **part)
 
 
-def _pictures(part: Any, side: int) -> npt.NDArray[np.uint8]:  # noqa: ANN401 - torchvision is untyped
-    """``[N, channels, H, W]`` from the four layouts that torchvision's classes have, or from files it lists."""
+def _content(part: Any, side: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:  # noqa: ANN401 - untyped
+    """``[N, channels, H, W]`` and ``[N]`` from the four layouts that torchvision's classes have, or from files."""
     if not hasattr(part, "data"):
-        files = [Path(path) for path in part._image_files]
-        return decode_pictures(files, lambda i: str(files[i]), side)
+        # They come in the order in which the file system has them, which differs from machine to machine.
+        listed = sorted(zip(map(Path, part._image_files), part._labels, strict=True))
+        files = [path for path, _ in listed]
+        return decode_pictures(files, lambda i: str(files[i]), side), np.array([label for _, label in listed])
+    y = np.asarray(part.labels if hasattr(part, "labels") else part.targets, np.int64)
     x = np.asarray(part.data)
     if x.ndim == 3:
-        return x[:, None]
-    return np.ascontiguousarray(x if x.shape[1] == 3 else x.transpose(0, 3, 1, 2))
-
-
-def _labels(part: Any) -> Any:  # noqa: ANN401
-    for name in ("labels", "targets"):
-        if hasattr(part, name):
-            return getattr(part, name)
-    return part._labels
+        return x[:, None], y
+    return np.ascontiguousarray(x if x.shape[1] == 3 else x.transpose(0, 3, 1, 2)), y
 
 
 def _line(err: Exception) -> str:

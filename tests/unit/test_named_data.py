@@ -99,7 +99,7 @@ def test_a_folder_of_domains_is_brought_to_one_size_and_has_no_test_part(name, t
 def test_an_empty_class_folder_is_named(tmp_path):
     write_picture(tmp_path / "pacs" / "photo" / "dog" / "a.png")
     (tmp_path / "pacs" / "photo" / "cat").mkdir()
-    with pytest.raises(DataError, match=f"{tmp_path}/pacs/photo/cat: no picture in this folder"):
+    with pytest.raises(DataError, match=f"{tmp_path}/pacs/photo/cat: no picture in the folder of this class"):
         load_dataset("pacs", str(tmp_path))
 
 
