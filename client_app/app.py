@@ -24,8 +24,8 @@ from client_app.training import (
     Anchoring,
     LocalSettings,
     Statistics,
-    count_correct,
     extract,
+    predict,
     train,
     wide,
 )
@@ -50,7 +50,7 @@ from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model
+from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -123,7 +123,8 @@ class Client:
         dataset = load_dataset(config.data, config.data_dir)
         split = _split(dataset, config, partition, partitions)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
-        spec = _spec(dataset, config)
+        head = head_for(config.heads, partition or 0, config.feature_dim)
+        spec = _spec(dataset, config, head)
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
         return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
@@ -217,11 +218,27 @@ def _simulation_worker() -> int:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say who this client is and what it has."""
+    """Say who this client is and what it has; in a simulation with fewer nodes than clients, for each of its own."""
     asked = wire.read_query(message.content)
-    client = Client.of(asked.settings, context.node_config, context.node_id)
+    node, clients = context.node_config, int(asked.settings.get("clients", 0))
+    if not (clients and _simulation_worker()):
+        content = wire.write_client_info(introduce(Client.of(asked.settings, node, context.node_id)))
+        return Message(content, reply_to=message)
+    own = range(int(node["partition-id"]), clients, int(node["num-partitions"]))
+    if not own:
+        raise ConfigError(
+            f"`clients = {clients}` leaves none for node {node['partition-id']} of {node['num-partitions']}; "
+            f"start at most {clients} nodes, or leave `clients` out: one for each node"
+        )
+    settings = [(asked.settings, _as_partition(node, partition, clients), context.node_id) for partition in own]
+    infos = [introduce(Client.of(*one)) for one in settings]
+    return Message(wire.join({info.client: wire.write_client_info(info) for info in infos}), reply_to=message)
+
+
+def introduce(client: Client) -> wire.ClientInfo:
+    """Return what the server has to know of a client before round 1."""
     model, _ = _skeleton(client.architecture, client.spec, client.device)
-    info = wire.ClientInfo(
+    return wire.ClientInfo(
         client=client.name,
         model=client.architecture,
         feature_dim=model.width,
@@ -235,7 +252,11 @@ def query(message: Message, context: Context) -> Message:
         worker=_simulation_worker(),
         shared=wire.tensor_spec(client.shared(model)),
     )
-    return Message(wire.write_client_info(info), reply_to=message)
+
+
+def _as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
+    """Return the configuration that a node would have as another client of a simulation."""
+    return {**node, "partition-id": partition, "num-partitions": clients or node.get("num-partitions", 0)}
 
 
 # What a client answers, and what is to be done before it may be sent.
@@ -268,14 +289,14 @@ def _answer(message: Message, context: Context, work: Callable[[Client, wire.Bro
         raise WireError(
             f"the server wants an answer for partitions {hosted!r:.200}; a real node answers for itself alone"
         )
+    clients = int(wire.read_settings(message.content).get("clients", 0))
     parts: dict[str, RecordDict] = {}
     writes: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(1) as disk:
         for partition in hosted:
-            node_config = {**context.node_config, "partition-id": partition}
-            name = str(partition)
+            node, name = _as_partition(context.node_config, partition, clients), str(partition)
             try:
-                parts[name], finish = work(*_open(message, node_config, context.node_id))
+                parts[name], finish = work(*_open(message, node, context.node_id))
                 writes[name] = disk.submit(finish)
             except Exception as err:  # one client's failure is not the others'
                 _log.exception("client %s failed", name)
@@ -354,13 +375,15 @@ def evaluate_client(client: Client, model: FeatureModel, view: View) -> wire.Eva
     prototypes, present = view.prototypes() or (None, None)
     if prototypes is not None and present is not None:
         prototypes, present = prototypes.to(device), present.to(device)
-    right, by_prototype = count_correct(model, features, data.test_y, prototypes, present)
+    predicted, by_prototype = predict(model, features, data.test_y, prototypes, present)
+    right = predicted == data.test_y.to(device)
     return wire.Evaluation(
         correct=int(right.sum()),
         total=len(data.test_y),
         correct_prototype=by_prototype,
         class_correct=tuple(class_counts(data.test_y[right.cpu()], client.num_classes).tolist()),
         class_total=tuple(class_counts(data.test_y, client.num_classes).tolist()),
+        class_predicted=tuple(class_counts(predicted.cpu(), client.num_classes).tolist()),
     )
 
 
@@ -397,12 +420,11 @@ def class_gradients(
         index = _some_of_each(labels, config.hyper__grad_samples, generator)
         features, labels = features[index.to(features.device)], labels[index]
     labels = labels.to(features.device)
-    own_head = model.head.weight.detach(), model.head.bias.detach()
     classifier = None
     if config.hyper__retrain != "none":
-        of_weight, of_bias = classifier_gradients(features, labels, *own_head)
+        of_weight, of_bias = classifier_gradients(features, labels, *model.linear_head)
         classifier = of_weight.cpu(), of_bias.cpu()
-    head = own_head if config.hyper__head == "shared" else view.head()
+    head = model.linear_head if config.hyper__head == "shared" else view.head()
     there = view.map
     if not config.learns or head is None or (config.frame != "shared" and there is None):
         return None, classifier
@@ -459,7 +481,7 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
     """Refuse a model that training has broken: it is not kept, so the next round starts from the last good one."""
     state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
     # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
-    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(model.head.weight)).isfinite()):
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
         return
     broken = [name for name, t in state.items() if not bool(t.isfinite().all())]
     if broken:
@@ -547,7 +569,10 @@ def _split(dataset: Dataset, config: RunConfig, partition: int | None, partition
         max(1, partitions),
         config.partition_seed,
         PartitionOptions(
-            alpha=config.alpha, classes_per_client=config.classes_per_client, min_samples=config.min_samples
+            alpha=config.alpha,
+            classes_per_client=config.classes_per_client,
+            min_samples=config.min_samples,
+            imbalance=config.imbalance,
         ),
         config.split,
         config.test_fraction,
@@ -577,8 +602,8 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig) -> ModelSpec | TextSpec:
-    """Return what a model for a data set must fit.
+def _spec(dataset: Dataset, config: RunConfig, head: tuple[int, ...]) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit, and the widths of its hidden layers.
 
     Raises:
         ConfigError: If texts should be augmented as pictures are.
@@ -586,12 +611,12 @@ def _spec(dataset: Dataset, config: RunConfig) -> ModelSpec | TextSpec:
     classes = len(dataset.classes)
     if not isinstance(dataset, TextDataset):
         channels, height, width = dataset.x.shape[1:]
-        return ModelSpec(channels, height, width, config.feature_dim, classes)
+        return ModelSpec(channels, height, width, config.feature_dim, classes, head)
     if config.augment != "none":
         raise ConfigError(
             f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
         )
-    return TextSpec(dataset.vocabulary, dataset.x.shape[1], config.feature_dim, classes)
+    return TextSpec(dataset.vocabulary, dataset.x.shape[1], config.feature_dim, classes, head)
 
 
 @functools.lru_cache(maxsize=32)

@@ -240,10 +240,10 @@ def extract(model: FeatureModel, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def count_correct(
+def predict(
     model: FeatureModel, features: Tensor, labels: Tensor, prototypes: Tensor | None, present: Tensor | None
 ) -> tuple[Tensor, int | None]:
-    """Return which samples the head gets right, and how many the nearest global prototype does.
+    """Return the class that the head gives each sample, and how many the nearest global prototype gets right.
 
     Args:
         model: Gives the head.
@@ -253,13 +253,13 @@ def count_correct(
         present: Which of them there are, ``[C]``.
 
     Returns:
-        A bool tensor ``[n]``; a count, or ``None`` without prototypes.
+        An int64 tensor ``[n]``; a count, or ``None`` without prototypes.
     """
     labels = labels.to(features.device)
-    right = model.head(features).argmax(dim=1) == labels
+    predicted = model.head(features).argmax(dim=1)
     if prototypes is None or present is None or not bool(present.any()):
-        return right, None
+        return predicted, None
     # |z - p|^2 without |z|^2, which is the same for all prototypes of a sample.
     distance = prototypes.square().sum(dim=1) - 2 * features @ prototypes.T  # [n, C]
     nearest = distance.masked_fill(~present, torch.inf).argmin(dim=1)
-    return right, int((nearest == labels).sum())
+    return predicted, int((nearest == labels).sum())

@@ -28,7 +28,7 @@ from isoproto.metrics import summarise
 from isoproto.registry import lookup
 from isoproto.report import read_run, summary_table, write_report
 from isoproto.run_folder import RunFolder, show_log
-from models import architecture_for
+from models import HEADS, architecture_for
 from strategies import STRATEGIES, PrototypeStrategy
 from strategies.grid import PromptGrid
 from strategies.state import ServerState
@@ -82,6 +82,7 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
         "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
         "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
         "models": lambda names: architecture_for(names, 0),
+        "heads": lambda name: lookup(HEADS, "heads", name),
     }
     for key in [key for key in checks if key in settings]:
         try:

@@ -330,8 +330,8 @@ def test_a_client_is_a_role_from_small_to_large(tmp_path):
     rows = [speech(role, "a" * length) for role, length in (("A", 900), ("B", 200), ("C", 400))]
     write(tmp_path / "shakespeare.jsonl.gz", rows)
     found = load_dataset("shakespeare", str(tmp_path))
-    shares = split_clients(found, partition="natural", clients=3, seed=0)
+    shares = split_clients(found, partition="user", clients=3, seed=0)
     assert [found.domains[int(found.domain[share.train[0]])] for share in shares] == ["B", "C", "A"]
     assert [len(share.train) + len(share.test) for share in shares] == [2, 4, 11]
-    with pytest.raises(DataError, match="4 clients are more than the 3 domains"):
-        split_clients(found, partition="natural", clients=4, seed=0)
+    with pytest.raises(DataError, match="'user' cannot make 4 clients of 3 domains"):
+        split_clients(found, partition="user", clients=4, seed=0)
