@@ -36,8 +36,9 @@ from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
     ClientData,
     ClientSplit,
-    ImageDataset,
+    Dataset,
     PartitionOptions,
+    TextDataset,
     class_counts,
     class_names,
     client_data,
@@ -52,7 +53,7 @@ from isoproto.losses import LOSSES
 from isoproto.own_code import is_own
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, architecture_for, create_model, head_for
+from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -107,7 +108,7 @@ class Client:
     architecture: str
     data: ClientData
     domain: str
-    spec: ModelSpec
+    spec: ModelSpec | TextSpec
     device: torch.device
 
     @classmethod
@@ -137,9 +138,8 @@ class Client:
         outside = str(node.get("outside-classes", "refuse"))
         dataset = _dataset(config.data, config.data_dir, config.classes, outside)
         split = _split(config, outside, partition, partitions)
-        channels, height, width = dataset.x.shape[1:]
         head = head_for(config.heads, partition or 0, config.feature_dim)
-        spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes), head)
+        spec = _spec(dataset, config, head)
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
         return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
@@ -615,7 +615,7 @@ def _partition(node: Mapping[str, Any]) -> tuple[int | None, int]:
 
 
 @functools.lru_cache(maxsize=4)
-def _dataset(data: str, data_dir: str, classes: str, outside: str) -> ImageDataset:
+def _dataset(data: str, data_dir: str, classes: str, outside: str) -> Dataset:
     """Read a data set and number its classes as the federation does, once per process."""
     return with_classes(load_dataset(data, data_dir), class_names(classes), outside=outside)
 
@@ -659,14 +659,33 @@ def _splits(
     )
 
 
+def _spec(dataset: Dataset, config: RunConfig, head: tuple[int, ...]) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit, and the widths of its hidden layers.
+
+    Raises:
+        ConfigError: If texts should be augmented as pictures are.
+    """
+    classes = len(dataset.classes)
+    if not isinstance(dataset, TextDataset):
+        channels, height, width = dataset.x.shape[1:]
+        return ModelSpec(channels, height, width, config.feature_dim, classes, head)
+    if config.augment != "none":
+        raise ConfigError(
+            f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
+        )
+    return TextSpec(dataset.vocabulary, dataset.x.shape[1], config.feature_dim, classes, head)
+
+
 @functools.lru_cache(maxsize=32)
-def _skeleton(architecture: str, spec: ModelSpec, device: torch.device) -> tuple[FeatureModel, dict[str, Tensor]]:
+def _skeleton(
+    architecture: str, spec: ModelSpec | TextSpec, device: torch.device
+) -> tuple[FeatureModel, dict[str, Tensor]]:
     """A model whose weights are about to be replaced, and its tensors: building one costs more than filling it."""
     model = create_model(architecture, spec, seed=0).to(device)
     return model, model.state_dict()
 
 
-def _domain(dataset: ImageDataset, split: ClientSplit) -> str:
+def _domain(dataset: Dataset, split: ClientSplit) -> str:
     if dataset.domain is None or not len(split.train):
         return ""
     held = dataset.domain[torch.from_numpy(split.train)].unique()

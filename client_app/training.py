@@ -21,6 +21,7 @@ from models import FeatureModel
 # Numbers per forward pass without gradients. On a CPU the feature maps of more fall out of the cache: 300 pictures
 # 32x32x3 at once took a quarter longer than in three parts.
 _EVAL_NUMBERS = {"cpu": 5 * 2**16, "other": 2**24}
+_TOKEN_NUMBERS = 64  # what a token counts for: it becomes a vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +229,11 @@ def _equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def extract(model: FeatureModel, x: Tensor) -> Tensor:
-    """Return the features ``[n, d]`` of pictures ``x`` ``[n, ...]``, uint8, in eval mode."""
+    """Return the features ``[n, d]`` of pictures or token ids ``x`` ``[n, ...]`` in eval mode."""
     model.eval()
     device = next(model.parameters()).device
-    at_once = _EVAL_NUMBERS["cpu" if device.type == "cpu" else "other"] // max(1, x[:1].numel())
+    numbers = x[:1].numel() * (_TOKEN_NUMBERS if x.dtype == torch.int32 else 1)
+    at_once = _EVAL_NUMBERS["cpu" if device.type == "cpu" else "other"] // max(1, numbers)
     # Equal parts: a short one at the end costs nearly as much as a full one.
     parts = [model.features(to_float(part.to(device))) for part in _equal_parts(x, max(1, at_once))]
     return torch.cat(parts) if parts else torch.zeros(0, model.width, device=device)

@@ -95,20 +95,23 @@ def report(
 def list_models(
     size: Annotated[int, typer.Option(min=16, help="Rows and columns of a picture.")] = 32,  # cnn4 takes no fewer
     channels: Annotated[int, typer.Option(min=1, help="Its channels.")] = 3,
+    words: Annotated[int, typer.Option(min=2, help="Vocabulary of texts.")] = 30_000,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 200,
     feature_dim: Annotated[int, typer.Option(min=1, help="Feature width all models are pooled to.")] = 512,
     classes: Annotated[int, typer.Option(min=1, help="Outputs of the head.")] = 10,
     family: Annotated[str, typer.Option(metavar="NAME", help="Only the models of this family.")] = "",
 ) -> None:
     """List the models and what each costs, and the families that they are dealt out in."""
-    from models import FAMILIES, MODELS, ModelSpec, architectures
+    from models import FAMILIES, MODELS, TEXT_MODELS, ModelSpec, TextSpec, architectures
     from models.cost import cost
 
-    spec = ModelSpec(channels, size, size, feature_dim, classes)
+    pictures = ModelSpec(channels, size, size, feature_dim, classes)
+    text = TextSpec(words, length, feature_dim, classes)
     table = Table("model", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("parameters", "MFLOPs per sample", "width before pooling"):
         table.add_column(heading, justify="right")
-    for name in dict.fromkeys(architectures(family) if family else MODELS):
-        counted = cost(name, spec)
+    for name in dict.fromkeys(architectures(family) if family else (*MODELS, *TEXT_MODELS)):
+        counted = cost(name, text if name in TEXT_MODELS else pictures)
         table.add_row(name, f"{counted.parameters:,}", f"{counted.flops / 1e6:,.1f}", str(counted.width))
     families = Table("family", "models, dealt out in this order", box=box.SIMPLE_HEAD, pad_edge=False)
     for label in [family] if family else FAMILIES:

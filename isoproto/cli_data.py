@@ -13,7 +13,7 @@ from isoproto.errors import DataError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from isoproto.data import ImageDataset
+    from isoproto.data import Dataset
 
 _WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
 
@@ -33,13 +33,13 @@ def data(
         bool, typer.Option("--download", help="Fetch the set into the folder first, if it is not there.")
     ] = False,
     sheet: Annotated[
-        Path | None, typer.Option("--sheet", help="Where to draw the samples; by default in the cache folder.")
+        Path | None, typer.Option("--sheet", help="Where to draw samples of pictures; by default in the cache folder.")
     ] = None,
 ) -> None:
     """Show what a data set is, where it was found, its classes and some samples; status 1 if it is not there."""
     from rich.console import Console
 
-    from isoproto.data import DATASETS, INFOS, load_dataset
+    from isoproto.data import DATASETS, INFOS, TextDataset, load_dataset
     from isoproto.data.folders import cache_folder, data_folder
     from isoproto.data.named import fetch, how_to_get, is_here, looked_for
     from isoproto.registry import lookup
@@ -62,6 +62,11 @@ def data(
     typer.echo(f"found: {dataset.source}")
     for note in dict.fromkeys((*info.caveats, *dataset.notes)):
         typer.echo(f"caveat: {note}")
+    if isinstance(dataset, TextDataset):
+        length = dataset.x.shape[1]
+        typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
+        console.print(_counts(dataset))
+        return
     channels, height, width = dataset.x.shape[1:]
     typer.echo(f"pictures: {len(dataset.x):,}, {height}x{width} {'grey' if channels == 1 else 'colour'}")
     Console(width=max(console.width, _WIDE)).print(_counts(dataset))
@@ -94,7 +99,7 @@ def _names() -> "Table":
     return table
 
 
-def _counts(dataset: "ImageDataset") -> "Table":
+def _counts(dataset: "Dataset") -> "Table":
     """Return a table of training and test samples, a row for each class, two columns for each domain."""
     import numpy as np
     from rich import box
@@ -117,7 +122,7 @@ def _counts(dataset: "ImageDataset") -> "Table":
     return table
 
 
-def _draw(dataset: "ImageDataset", path: Path) -> None:
+def _draw(dataset: "Dataset", path: Path) -> None:
     from isoproto.data.contact_sheet import contact_sheet
 
     try:

@@ -31,14 +31,33 @@ class ModelSpec:
     head: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    """What a model for text must fit.
+
+    Attributes:
+        vocabulary: Number of token ids, padding (0) and the unknown word (1) among them.
+        length: Tokens of the longest text.
+        feature_dim: Feature width d, the same for all clients of a federation.
+        num_classes: C.
+        head: Widths of the head's hidden layers, none for a linear head.
+    """
+
+    vocabulary: int
+    length: int
+    feature_dim: int
+    num_classes: int
+    head: tuple[int, ...] = ()
+
+
 class FeatureModel(nn.Module):
-    """A base that maps pictures to L numbers, pooled to d features, and a head of one or more linear layers.
+    """A base that maps pictures or texts to L numbers, pooled to d features, and a head of one or more linear layers.
 
     The pooling is a parameter-free 1-D adaptive average over the feature axis: output q is the mean of the
     inputs with indices in [floor(q L / d), ceil((q + 1) L / d)), and the identity where L is d.
 
     Args:
-        base: Maps ``[B, channels, height, width]`` to ``[B, L]``.
+        base: Maps pictures ``[B, channels, height, width]``, or token ids ``[B, length]``, to ``[B, L]``.
         feature_dim: d.
         num_classes: C.
         hidden: Widths of the head's hidden layers, with a ReLU after each of them and none on the logits.
@@ -76,7 +95,7 @@ class FeatureModel(nn.Module):
         return self.head.weight.detach(), self.head.bias.detach()
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of pictures ``x`` ``[B, channels, height, width]``, shape ``[B, d]``."""
+        """Return the features of pictures or token ids ``x``, shape ``[B, d]``."""
         values: Tensor = self.base(x)
         if values.shape[1] == self.width:
             return values

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from machine import write_results
 
-from isoproto.data import ClientData, ImageDataset, client_data, load_dataset, split_clients
+from isoproto.data import ClientData, Dataset, client_data, load_dataset, split_clients
 
 CLIENTS = 200
 
@@ -44,7 +44,7 @@ def work(client: int, name: str, folder: str, together: Barrier, results: Any) -
     del held
 
 
-def use(name: str, folder: str, client: int) -> tuple[ImageDataset, ClientData]:
+def use(name: str, folder: str, client: int) -> tuple[Dataset, ClientData]:
     """Read every picture once, and return the set and the data of one client."""
     dataset = load_dataset(name, folder)
     for part in dataset.x.split(1000):

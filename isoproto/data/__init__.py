@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from isoproto.data.base import ClientData, ImageDataset, to_float
+from isoproto.data.base import ClientData, Dataset, ImageDataset, TextDataset, to_float
 from isoproto.data.classes import class_names, with_classes
 from isoproto.data.digits import load_digits
 from isoproto.data.embedded import load_digits4
@@ -23,6 +23,8 @@ from isoproto.data.partition import (
     partition_table,
     split_clients,
 )
+from isoproto.data.text import load_texts
+from isoproto.data.text_sets import load_shakespeare, load_text_set
 from isoproto.registry import lookup
 
 __all__ = [
@@ -31,9 +33,11 @@ __all__ = [
     "PARTITIONERS",
     "ClientData",
     "ClientSplit",
+    "Dataset",
     "ImageDataset",
     "Loader",
     "PartitionOptions",
+    "TextDataset",
     "class_counts",
     "class_names",
     "client_data",
@@ -44,7 +48,7 @@ __all__ = [
     "with_classes",
 ]
 
-Loader = Callable[[str, Path], ImageDataset]
+Loader = Callable[[str, Path], Dataset]
 """Reads a data set, given what follows the colon of its name (or "") and the folder of ``data-dir``."""
 
 DATASETS: dict[str, Loader] = {
@@ -66,15 +70,21 @@ DATASETS: dict[str, Loader] = {
     "syn": functools.partial(load_named, name="syn"),
     "ham10000": functools.partial(load_named, name="ham10000"),
     "sun397": functools.partial(load_named, name="sun397"),
+    "csv": functools.partial(load_texts, kind="csv"),
+    "jsonl": functools.partial(load_texts, kind="jsonl"),
+    "ag_news": functools.partial(load_text_set, name="ag_news"),
+    "amazon": functools.partial(load_text_set, name="amazon"),
+    "dbpedia14": functools.partial(load_text_set, name="dbpedia14"),
+    "shakespeare": load_shakespeare,
 }
 
 
 @functools.lru_cache(maxsize=4)
-def load_dataset(name: str, data_dir: str = "") -> ImageDataset:
+def load_dataset(name: str, data_dir: str = "") -> Dataset:
     """Return a data set; this process keeps the four it used last.
 
     Args:
-        name: Key of ``DATASETS``; ``npz:FILE`` and ``imagefolder:FOLDER`` say where to look.
+        name: Key of ``DATASETS``; ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE`` and ``jsonl:FILE`` say where.
         data_dir: Folder that holds data files and that relative paths start from; empty for the default.
 
     Raises:

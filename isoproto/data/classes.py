@@ -2,11 +2,14 @@
 
 import dataclasses
 import difflib
+from typing import TypeVar
 
 import torch
 
-from isoproto.data.base import ImageDataset
+from isoproto.data.base import Dataset
 from isoproto.errors import ConfigError, DataError
+
+Kind = TypeVar("Kind", bound=Dataset)
 
 
 def class_names(text: str) -> tuple[str, ...]:
@@ -25,7 +28,7 @@ def class_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def with_classes(dataset: ImageDataset, wanted: tuple[str, ...], *, outside: str = "refuse") -> ImageDataset:
+def with_classes(dataset: Kind, wanted: tuple[str, ...], *, outside: str = "refuse") -> Kind:
     """Number a data set's classes as its federation does; it may lack some of them.
 
     Args:
@@ -37,6 +40,7 @@ def with_classes(dataset: ImageDataset, wanted: tuple[str, ...], *, outside: str
         DataError: If there are samples of other classes, or none of the federation's.
 
     Example:
+        >>> from isoproto.data.base import ImageDataset
         >>> pictures, part = torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([False, False, True])
         >>> own = ImageDataset(pictures, torch.tensor([0, 1, 1]), part, ("cat", "dog"), source="pets.npz")
         >>> with_classes(own, ("bird", "cat", "dog")).y.tolist()

@@ -3,18 +3,18 @@
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from isoproto.data.base import ImageDataset
+from isoproto.data.base import Dataset
 
 _CELL = 48  # pixels of a sample, about
 _GAP = 8  # pixels between domains
 _LEFT, _TOP = 130, 18  # pixels for the names of classes and domains
 
 
-def contact_sheet(dataset: ImageDataset, *, classes: int = 20, samples: int = 6) -> Image.Image:
+def contact_sheet(dataset: Dataset, *, classes: int = 20, samples: int = 6) -> Image.Image:
     """Draw a row for each class and a block of columns for each domain; a cell without a sample stays blank.
 
     Args:
-        dataset: The set.
+        dataset: A set of pictures.
         classes: Classes at most; of more, as many are taken at equal distances.
         samples: Samples of each class and domain, drawn at random, always the same ones.
 

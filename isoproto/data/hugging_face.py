@@ -1,6 +1,8 @@
 """Data sets of Hugging Face: fetched once, on request, into a file of our own kind."""
 
+import gzip
 import io
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from isoproto import paths
 from isoproto.data.info import HuggingFace
-from isoproto.errors import DataError
+from isoproto.errors import DataError, StateError
 
 Names = npt.NDArray[np.str_]
 
@@ -30,13 +33,7 @@ def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0) -> None:
     Raises:
         DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
     """
-    try:
-        import datasets
-    except ImportError as err:
-        raise DataError(
-            f"{place.path} is at Hugging Face, and reading it from there needs the library `datasets`: "
-            "pip install 'isoproto[data]'"
-        ) from err
+    datasets = _library(place)
     try:
         splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
         parts = [(splits[name], test) for test, names in ((0, place.train), (1, place.test)) for name in names]
@@ -51,12 +48,57 @@ def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0) -> None:
         if place.domain:
             arrays["domain"], arrays["domains"] = _numbered([part for part, _ in parts], place.domain)
     except Exception as err:  # many kinds of many libraries
-        raise DataError(
-            f"{place.path} of Hugging Face cannot be had ({' '.join(str(err).split()) or type(err).__name__}); try "
-            "again with a network"
-        ) from err
+        raise _not_had(place, err) from err
     jpeg = np.frombuffer(b"".join(files), np.uint8)
     _write(path, jpeg=jpeg, offsets=np.cumsum([0, *map(len, files)]), **arrays)
+
+
+def fetch_texts(place: HuggingFace, path: Path) -> None:
+    """Write a set of texts of Hugging Face to ``path``: rows of ``text``, ``label`` (a number) and ``split``, gzipped.
+
+    Args:
+        place: The set.
+        path: The file to write; it appears whole or not at all.
+
+    Raises:
+        DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
+    """
+    datasets = _library(place)
+    try:
+        splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
+        rows = [
+            {
+                "split": part,
+                "label": int(row[place.label]),
+                "text": " ".join(row[column].strip() for column in place.text),
+            }
+            for part, names in (("train", place.train), ("test", place.test))
+            for name in names
+            for row in splits[name]
+        ]
+    except Exception as err:  # many kinds of many libraries
+        raise _not_had(place, err) from err
+    content = gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode(), mtime=0)
+    try:
+        paths.write_atomically(path, content)
+    except StateError as err:
+        raise DataError(f"{err}, by `data-dir`") from err
+
+
+def _library(place: HuggingFace) -> Any:  # noqa: ANN401 - a module
+    try:
+        import datasets
+    except ImportError as err:
+        raise DataError(
+            f"{place.path} is at Hugging Face, and reading it from there needs the library `datasets`: "
+            "pip install 'isoproto[data]'"
+        ) from err
+    return datasets
+
+
+def _not_had(place: HuggingFace, err: Exception) -> DataError:
+    reason = " ".join(str(err).split()) or type(err).__name__
+    return DataError(f"{place.path} of Hugging Face cannot be had ({reason}); try again with a network")
 
 
 def _bytes(content: bytes | None, path: str | None, side: int) -> bytes:

@@ -43,6 +43,7 @@ class HuggingFace:
         path: Its id.
         config: One of its configurations, or empty.
         picture: Column of pictures.
+        text: Columns of text, for a set of texts; they are joined.
         label: Column of classes, numbers with names or names alone.
         domain: Column of domains, likewise, or empty.
         train: Splits that are its training part.
@@ -56,6 +57,7 @@ class HuggingFace:
     domain: str = ""
     train: tuple[str, ...] = ("train",)
     test: tuple[str, ...] = ("test",)
+    text: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +279,77 @@ INFOS: dict[str, DatasetInfo] = {
         files=(KnownFile("sun397.npz"),),
         side=64,
         torchvision=Torchvision("SUN397", ("SUN397/ClassName.txt",), part=""),
+    ),
+    "csv": DatasetInfo(
+        what="csv:FILE, your own texts as a table with the columns text, label[, domain or user][, split]",
+        licence="your own",
+        how_to_get="write it as docs/data.md says",
+    ),
+    "jsonl": DatasetInfo(
+        what="jsonl:FILE, your own texts as an object a line, with the same names",
+        licence="your own",
+        how_to_get="write it as docs/data.md says",
+    ),
+    "ag_news": DatasetInfo(
+        what="AG News (Zhang et al., NIPS 2015): 120,000 + 7,600 news of 4 topics",
+        licence="research and other non-commercial use",
+        how_to_get=_DOWNLOAD,
+        files=(
+            KnownFile(
+                "ag_news.jsonl.gz",
+                16_371,
+                ("6,600 + 1,000 texts, all of the official test file, of 120,000 + 7,600: not comparable",),
+            ),
+        ),
+        hugging_face=HuggingFace("fancyzhx/ag_news", text=("text",)),
+    ),
+    "amazon": DatasetInfo(
+        what="reviews of 14 kinds of product and 2 of films, positive or negative; amazon:DOMAIN,DOMAIN takes some",
+        licence="research use",
+        how_to_get="put fdu_mtl_reviews.jsonl.gz, made of FDU-MTL (Liu et al., ACL 2017), into `data-dir`: rows of "
+        "`text`, `label` (0 negative, 1 positive), `domain`, `split`",
+        files=(
+            KnownFile("amazon.jsonl.gz"),
+            KnownFile(
+                "fdu_mtl_reviews.jsonl.gz",
+                31_779,
+                (
+                    "FDU-MTL stands in for Amazon Review: words in order instead of 5,000 counts, another split",
+                    "the domains imdb and MR are films; FedSAF has amazon:books,dvd,electronics,kitchen_housewares",
+                ),
+            ),
+        ),
+    ),
+    "dbpedia14": DatasetInfo(
+        what="DBpedia-14 (Zhang et al., NIPS 2015): 560,000 + 70,000 summaries of 14 kinds of things",
+        licence="CC BY-SA 3.0 and GFDL",
+        how_to_get=_DOWNLOAD,
+        files=(
+            KnownFile("dbpedia14.jsonl.gz"),
+            KnownFile(
+                "dbpedia14_small.jsonl.gz",
+                14_000,
+                ("11,200 + 2,800 texts of 560,000 + 70,000, without letters that are not ASCII: not comparable",),
+            ),
+        ),
+        hugging_face=HuggingFace("fancyzhx/dbpedia_14", text=("title", "content")),
+    ),
+    "shakespeare": DatasetInfo(
+        what="the next of 80 characters in a role's speeches (LEAF, Caldas et al. 2018); a domain a role; "
+        "shakespeare:STEP sets the characters between windows",
+        licence="public domain",
+        how_to_get="put speeches as shakespeare.jsonl.gz into `data-dir`: rows of `speaker`, `split`, `text`",
+        files=(
+            KnownFile("shakespeare.jsonl.gz"),
+            KnownFile(
+                "shakespeare_roles.jsonl.gz",
+                7_097,
+                (
+                    "Tiny Shakespeare instead of LEAF's file: only some of the plays, so not comparable",
+                    "a name that occurs in two plays is one role",
+                ),
+            ),
+        ),
     ),
 }
 """A data set is a line here and a loader in ``DATASETS``."""

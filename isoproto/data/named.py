@@ -5,13 +5,13 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from isoproto.data.base import ImageDataset
+from isoproto.data.base import Dataset, ImageDataset
 from isoproto.data.domainnet import read_domainnet
 from isoproto.data.folders import listing
 from isoproto.data.ham10000 import read_ham10000
-from isoproto.data.hugging_face import fetch_hugging_face
+from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
 from isoproto.data.imagefolder import load_imagefolder
 from isoproto.data.info import INFOS, KnownFile
 from isoproto.data.npz import count_samples, load_npz
@@ -46,15 +46,23 @@ class Place(NamedTuple):
 
     def load(self) -> ImageDataset:
         """Read the set, its notes with it; each note is logged once a process."""
-        found = self.read()
-        notes = self.notes if found.test.any() else (*self.notes, _NO_TEST_PART.format(found.source))
-        for note in notes:
-            _warn_once(note)
-        return dataclasses.replace(found, notes=notes)
+        return with_notes(self.read(), self.notes)
 
     def identity(self) -> list[tuple[str, int, int]]:
         """What names the content of the set without reading it."""
         return listing(self.files)
+
+
+D = TypeVar("D", bound=Dataset)
+
+
+def with_notes(found: D, notes: tuple[str, ...]) -> D:
+    """Return a set with its notes; each note is logged once a process."""
+    if not found.test.any():
+        notes = (*notes, _NO_TEST_PART.format(found.source))
+    for note in notes:
+        _warn_once(note)
+    return dataclasses.replace(found, notes=notes)
 
 
 def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
@@ -146,7 +154,9 @@ def fetch(name: str, folder: Path) -> None:
     ways: list[Callable[[], None]] = []
     if info.torchvision:
         ways.append(functools.partial(fetch_torchvision, info.torchvision, folder))
-    if info.hugging_face:
+    if info.hugging_face and info.hugging_face.text:
+        ways.append(functools.partial(fetch_texts, info.hugging_face, folder / f"{name}.jsonl.gz"))
+    elif info.hugging_face:
         ways.append(functools.partial(fetch_hugging_face, info.hugging_face, folder / f"{name}.npz", info.side))
     for way in ways:
         try:

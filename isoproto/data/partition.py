@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from isoproto.data.base import ClientData, ImageDataset
+from isoproto.data.base import ClientData, Dataset
 from isoproto.data.partitioners import (
     ARGUMENTS,
     PARTITIONERS,
@@ -51,7 +51,7 @@ class ClientSplit:
 
 
 def split_clients(
-    dataset: ImageDataset,
+    dataset: Dataset,
     *,
     partition: str,
     clients: int,
@@ -111,7 +111,7 @@ def split_clients(
 
 
 def _merged(
-    dataset: ImageDataset,
+    dataset: Dataset,
     partitioner: Partitioner,
     clients: int,
     rng: np.random.RandomState,
@@ -130,7 +130,7 @@ def _merged(
 
 
 def _official(
-    dataset: ImageDataset,
+    dataset: Dataset,
     partitioner: Partitioner,
     clients: int,
     rng: np.random.RandomState,
@@ -153,7 +153,7 @@ def _official(
 
 
 def _dealt(
-    dataset: ImageDataset,
+    dataset: Dataset,
     samples: Indices,
     partitioner: Partitioner,
     clients: int,
@@ -193,12 +193,12 @@ def _deal_in_proportion(
     return gather(order, owner, len(parts))
 
 
-Split = Callable[[ImageDataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
+Split = Callable[[Dataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
 
 SPLITS: dict[str, Split] = {"merged": _merged, "official": _official}
 
 
-def client_data(dataset: ImageDataset, split: ClientSplit) -> ClientData:
+def client_data(dataset: Dataset, split: ClientSplit) -> ClientData:
     """Copy one client's samples out of the data set, into tensors of its own.
 
     Example:
@@ -273,7 +273,7 @@ def _largest_classes(counts: Indices, width: int) -> str:
     return text
 
 
-def _report_unheld(dataset: ImageDataset, shares: list[ClientSplit]) -> None:
+def _report_unheld(dataset: Dataset, shares: list[ClientSplit]) -> None:
     used = np.concatenate([part for share in shares for part in (share.train, share.test)])
     labels = _numpy(dataset.y)
     everything = class_counts(labels, len(dataset.classes))
@@ -292,5 +292,5 @@ def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
     return tensor.numpy()
 
 
-def _domains(dataset: ImageDataset) -> Indices | None:
+def _domains(dataset: Dataset) -> Indices | None:
     return None if dataset.domain is None else dataset.domain.numpy()

@@ -12,6 +12,7 @@ from isoproto.data.partition import SPLITS
 from isoproto.errors import DataError
 
 EMBEDDED = ("digits4",)
+OWN = ("npz", "imagefolder", "csv", "jsonl")  # a path belongs to the name
 # "classes" alone needs to be told more.
 PARTITIONS = [*sorted(set(PARTITIONERS) - {"classes"}), "classes:0,1,2;2,3,4;4,5,6,7;7,8,9", "domain:2@0.3,1@0.9,0,1"]
 # Whole domains, which cannot be cut for more clients, and of which nothing is drawn but the test parts.
@@ -51,7 +52,7 @@ def test_an_embedded_set_is_whole(name):
 @pytest.mark.usefixtures("_nothing_there")
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - set(EMBEDDED)))
 def test_a_set_that_is_absent_says_where_it_was_looked_for(name, tmp_path):
-    asked = name if ":" in name or name not in ("npz", "imagefolder") else f"{name}:absent"
+    asked = name if ":" in name or name not in OWN else f"{name}:absent"
     with pytest.raises(DataError, match=rf"data '{asked}': (?s:.*){tmp_path}.*`data-dir`"):
         load_dataset(asked, str(tmp_path))
 
