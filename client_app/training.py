@@ -21,6 +21,9 @@ from models import FeatureModel
 # 32x32x3 at once took a quarter longer than in three parts.
 _EVAL_NUMBERS = {"cpu": 5 * 2**16, "other": 2**24}
 
+TERMS = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
+"""Names of the loss terms that are reported."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
@@ -168,14 +171,14 @@ def train(
     weights = torch.tensor([alignment.lambda_, alignment.gamma] if alignment else [0.0, 0.0], device=device)
     pulls = torch.tensor([anchoring.pcl, anchoring.pal] if anchoring else [0.0, 0.0], device=device)
     nothing = torch.zeros(2, device=device)
-    totals = torch.zeros(6, device=device)
+    totals = torch.zeros(len(TERMS), device=device)
     running: Statistics | None = None
     with _dropout_from(generator, device):
         for epoch in range(settings.epochs):
             last = epoch == settings.epochs - 1
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
-            for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
+            for index, y, goal in zip(order, labels, goals(alignment, labels), strict=False):
                 features = model.features(to_float(data.train_x[index].to(device)))
                 loss = cross_entropy = functional.cross_entropy(model.head(features), y)
                 terms = drawn = nothing
@@ -195,8 +198,7 @@ def train(
                     seen = Statistics.of(features.detach(), y, len(data.classes))
                     running = seen if running is None else running + seen
     means = (totals / samples).tolist()
-    names = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
-    return dict(zip(names, means, strict=True)), running
+    return dict(zip(TERMS, means, strict=True)), running
 
 
 @contextmanager
@@ -210,7 +212,7 @@ def _dropout_from(generator: torch.Generator, device: torch.device) -> Iterator[
         yield
 
 
-def _goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:
+def goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:
     """What each batch of an epoch is aligned to; ``None`` for ever without an alignment."""
     if alignment is None:
         return itertools.repeat(None)

@@ -8,8 +8,9 @@ from torch import nn
 from isoproto.errors import ConfigError
 from isoproto.registry import lookup
 from models.base import FeatureModel, ModelSpec
-from models.cnn import cnn, cnn4
+from models.cnn import cnn, cnn4, tiny_cnn
 from models.inception import googlenet, inception
+from models.mlp import mlp
 from models.mobilenet import mobilenet, mobilenet_v2
 from models.resnet import deep_resnet, resnet
 from models.vit import vit_b
@@ -20,8 +21,10 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     # small ones, for tests, the demo and CPUs
     "cnn": cnn,
     "inception": inception,
+    "mlp": mlp,
     "mobilenet": mobilenet,
     "resnet": resnet,
+    "tiny_cnn": tiny_cnn,
     # those of the papers
     "cnn4": cnn4,
     "googlenet": googlenet,

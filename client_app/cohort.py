@@ -1,0 +1,413 @@
+"""Several small clients of one architecture trained as one program: plain torch, no Flower.
+
+A step of a small model is a hundred small operations, and most of its time is spent on starting them. Here each is
+started once for all clients: their weights are stacked along a first axis k, a linear layer is one batched product.
+
+What a client's weights become depends on nobody beside it, to the last bit on a CPU: every operation works on each
+client's (or sample's) own slice, in the same order whatever k is. Convolutions are therefore batched products of
+patches too; grouped convolutions are faster, but oneDNN rounds them differently for each number of groups.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from client_app.training import (
+    TERMS,
+    Alignment,
+    Anchoring,
+    LocalSettings,
+    Statistics,
+    batches,
+    goals,
+    make_optimizer,
+)
+from isoproto.data import ClientData, to_float
+from isoproto.losses import BatchTarget
+from models import FeatureModel
+from models.base import ChannelsLast, Grid
+
+TOGETHER = 16
+"""Most clients in one program: the weights of more, and what the optimiser keeps of them, fall out of the cache."""
+
+# A vector of weights is as long as a multiple of this many numbers: what a vector instruction leaves over is computed
+# by scalar ones, which round differently, and what is left over must not depend on how many clients there are.
+_LANES = 16
+
+PAYS: Mapping[str, int] = {"mlp": 16, "tiny_cnn": 16}
+"""Largest batches with which an architecture trains faster so; measured, see docs/adr/0008-cohort.md.
+
+A table and not a measurement of the day: the two ways round differently, and a run must be repeatable.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One client of a cohort; the arguments of ``client_app.training.train``.
+
+    Attributes:
+        parameters: Its weights when training begins, by name; only read.
+        data: Its data; at least one training sample.
+        alignment: What to align to.
+        generator: Source of the batch order.
+        anchoring: What to pull to.
+    """
+
+    parameters: Mapping[str, Tensor]
+    data: ClientData
+    alignment: Alignment | None
+    generator: torch.Generator
+    anchoring: Anchoring | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What became of a member.
+
+    Attributes:
+        parameters: Its weights.
+        losses: What ``client_app.training.train`` returns.
+        running: Likewise.
+        seconds: Its share of the time that it took.
+    """
+
+    parameters: dict[str, Tensor]
+    losses: dict[str, float]
+    running: Statistics | None
+    seconds: float
+
+
+def pays(architecture: str, batch_size: int, device: torch.device) -> bool:
+    """Whether clients of an architecture are trained by :func:`train_cohort`, be they many or one.
+
+    One alone, too, although it takes a little longer: who trains beside whom is a matter of time and chance, and must
+    not change the last bit.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> pays("mlp", 10, cpu), pays("mlp", 64, cpu), pays("resnet18", 10, cpu)
+        (True, False, False)
+    """
+    return device.type == "cpu" and batch_size <= PAYS.get(architecture, 0)
+
+
+class Weights(NamedTuple):
+    """A tensor of weights of k clients and where its gradient is to be written, both ``[k, ...]`` and contiguous."""
+
+    value: Tensor
+    gradient: Tensor
+
+
+class _Products(torch.autograd.Function):
+    """``x @ weight.mT + bias`` of each client; gradients of weights are written where the optimiser reads them.
+
+    Autograd would hand them over in a tensor of their own, transposed: two passes more over the largest tensors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *gradients: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        ctx.gradients = gradients
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        of_weight, of_bias = ctx.gradients
+        torch.bmm(gradient.mT, x, out=of_weight)
+        torch.sum(gradient, 1, out=of_bias)
+        return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class _Affine(torch.autograd.Function):
+    """``x * weight + bias`` channel by channel, for ``x`` ``[k, B, c, cells]``; gradients as in ``_Products``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *gradients: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        ctx.gradients = gradients
+        return torch.addcmul(bias[:, None, :, None], x, weight[:, None, :, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        of_weight, of_bias = ctx.gradients
+        torch.sum(gradient * x, (1, 3), out=of_weight)
+        torch.sum(gradient, (1, 3), out=of_bias)
+        return gradient * weight[:, None, :, None], None, None, None, None
+
+
+def _apply(function: type[torch.autograd.Function], x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    y: Tensor = function.apply(x, weight.value, bias.value, weight.gradient, bias.gradient)
+    return y
+
+
+def _linear(layer: nn.Linear, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    return _apply(_Products, x, weight, bias)
+
+
+def _convolution(layer: nn.Conv2d, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    """A batched product of patches."""
+    rows, columns = (
+        (side + 2 * int(pad) - kernel) // step + 1
+        for side, pad, kernel, step in zip(x.shape[3:], layer.padding, layer.kernel_size, layer.stride, strict=True)
+    )
+    patches = functional.unfold(x.flatten(0, 1), layer.kernel_size, padding=layer.padding, stride=layer.stride)
+    patches = patches.mT.reshape(len(x), -1, patches.shape[1])  # [k, B * cells, c * kernel]
+    flat = Weights(*(tensor.flatten(2) for tensor in weight))
+    return _apply(_Products, patches, flat, bias).view(len(x), -1, rows, columns, layer.out_channels).movedim(4, 2)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    normal = functional.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps)
+    return _apply(_Affine, normal.view(*x.shape[:3], -1), weight, bias).view(x.shape)
+
+
+def _each(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer without weights, sample by sample."""
+    y: Tensor = layer(x.flatten(0, 1))
+    return y.unflatten(0, x.shape[:2])
+
+
+# Each maps the samples ``[k, B, ...]`` of k clients with their own weights ``[k, ...]``.
+LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.ReLU: lambda layer, x: x.relu(),
+    nn.Flatten: lambda layer, x: x.flatten(2),
+    nn.MaxPool2d: _each,
+    Grid: _each,
+    ChannelsLast: lambda layer, x: x,
+}
+
+
+def stackable(model: FeatureModel) -> bool:
+    """Whether :func:`train_cohort` can train such models: a chain of ``LAYERS``, none with a state of its own.
+
+    BatchNorm is none of them: its models gain too little (docs/adr/0008-cohort.md).
+    """
+    return (
+        isinstance(model.base, nn.Sequential)
+        and all(type(layer) in LAYERS for layer in model.base)
+        and all(
+            layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+            for layer in model.base
+            if isinstance(layer, nn.Conv2d)
+        )
+    )
+
+
+def stacked_features(model: FeatureModel, weights: Mapping[str, Weights], x: Tensor) -> Tensor:
+    """Return the features of k clients' samples, each client by its own weights.
+
+    Args:
+        model: Says what the layers are.
+        weights: By the model's names.
+        x: Shape ``[k, B, channels, height, width]``.
+
+    Returns:
+        Shape ``[k, B, d]``.
+    """
+    for name, layer in model.base.named_children():
+        own = (weights[f"base.{name}.{key}"] for key, _ in layer.named_parameters())
+        x = LAYERS[type(layer)](layer, x, *own)
+    return x if x.shape[2] == model.width else functional.adaptive_avg_pool1d(x, model.width)
+
+
+def train_cohort(model: FeatureModel, members: Sequence[Member], settings: LocalSettings) -> list[Trained]:
+    """Train each member as ``client_app.training.train`` does, up to rounding.
+
+    A client that has no more batches drops out; a batch that is shorter than others is filled up with samples that
+    weigh nothing.
+
+    Args:
+        model: Says what the layers are; see :func:`stackable`. Its weights are neither read nor changed.
+        members: The clients, on one device.
+        settings: Epochs, batches, optimiser; the same for all.
+
+    Returns:
+        What became of each, in order.
+    """
+    courses = [_Course.of(member, settings) for member in members]
+    # Those with as many batches together, the longest first: whoever still trains is always a prefix.
+    order = sorted(range(len(members)), key=lambda i: -len(courses[i].sizes))
+    trained: dict[int, Trained] = {}
+    for start in range(0, len(order), TOGETHER):
+        group = order[start : start + TOGETHER]
+        together = _train_together(model, [members[i] for i in group], [courses[i] for i in group], settings)
+        trained |= zip(group, together, strict=True)
+    return [trained[i] for i in range(len(members))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The batches of a client, one after the other.
+
+    Attributes:
+        order: Indices of samples, all batches of all epochs.
+        sizes: Samples of each batch.
+        goals: What each is aligned to, if it is.
+        last: The first batch of the last epoch.
+    """
+
+    order: Tensor
+    sizes: list[int]
+    goals: list[BatchTarget | None]
+    last: int
+
+    @classmethod
+    def of(cls, member: Member, settings: LocalSettings) -> "_Course":
+        labels, steps, last = member.data.train_y, list[Tensor](), 0
+        for _ in range(settings.epochs):
+            last = len(steps)
+            steps += batches(len(labels), settings.batch_size, member.generator)
+        order, sizes = torch.cat(steps), [len(step) for step in steps]
+        there = goals(member.alignment, labels[order].split(sizes) if member.alignment else ())
+        return cls(order, sizes, list(itertools.islice(there, len(sizes))), last)
+
+
+def _train_together(
+    model: FeatureModel, members: Sequence[Member], courses: Sequence[_Course], settings: LocalSettings
+) -> list[Trained]:
+    started = time.perf_counter()
+    device = next(iter(members[0].parameters.values())).device
+    pictures, labels, shares, counted = (table.to(device) for table in _timetable(members, courses))
+    stack = _Stack.of([member.parameters for member in members])
+    optimizer = make_optimizer(nn.ParameterList([stack.vector]), settings)
+    totals = torch.zeros(len(members), len(TERMS), device=device)
+    nothing = torch.zeros(len(members), len(TERMS) - 2, device=device)
+    pulled = any(member.alignment or member.anchoring for member in members)
+    after: list[dict[str, Tensor]] = []
+    running: list[Statistics | None] = [None] * len(members)
+    x = torch.cat([member.data.train_x for member in members]).to(device)
+    active, weights = len(members), stack.first(len(members))
+    for step in range(len(courses[0].sizes)):
+        if len(courses[active - 1].sizes) <= step:
+            through = range(sum(len(course.sizes) > step for course in courses), active)
+            after = [*map(stack.row, through), *after]
+            active, weights = through.start, stack.first(through.start)
+        features = stacked_features(model, weights, to_float(x[pictures[step, :active]]))
+        logits = _linear(model.head, features, weights["head.weight"], weights["head.bias"])
+        losses = functional.cross_entropy(logits.flatten(0, 1), labels[step, :active].flatten(), reduction="none")
+        entropy = (losses.view(active, -1) * shares[step, :active]).sum(1)
+        terms, loss = nothing[:active], entropy
+        if pulled:
+            parts = [
+                _pulled(member, course.goals[step], rows[:size], y[:size])
+                for member, course, rows, y in zip(members, courses, features.unbind(), labels[step], strict=False)
+                for size in course.sizes[step : step + 1]
+            ]
+            terms, extra = map(torch.stack, zip(*parts, strict=True))
+            loss = loss + extra
+        loss.sum().backward()
+        optimizer.step()
+        seen = torch.cat([entropy.unsqueeze(1), terms, loss.unsqueeze(1)], 1).detach()
+        totals[:active] += seen * counted[step, :active]
+        if settings.proto_source != "post-eval":
+            for i, (rows, y, member, course) in enumerate(
+                zip(features.detach(), labels[step], members, courses, strict=False)
+            ):
+                if settings.proto_source == "all-epochs" or step >= course.last:
+                    size, before = course.sizes[step], running[i]
+                    new = Statistics.of(rows[:size], y[:size], len(member.data.classes))
+                    running[i] = new if before is None else before + new
+    after = [*map(stack.row, range(active)), *after]
+    means = totals / torch.tensor([[len(member.data.train_y)] for member in members], device=device)
+    seconds = (time.perf_counter() - started) / len(members)
+    return [
+        Trained(rows, dict(zip(TERMS, losses, strict=True)), statistics, seconds)
+        for rows, losses, statistics in zip(after, means.tolist(), running, strict=True)
+    ]
+
+
+def _timetable(members: Sequence[Member], courses: Sequence[_Course]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return, for each step, client and row: which picture of all, its class, its share of the mean; and what counts.
+
+    The first three have shape ``[S, k, B]``; the last is ``[S, k, 1]``, the samples of a batch in the last epoch, or 0.
+    """
+    shape = len(courses[0].sizes), len(courses), max(max(course.sizes) for course in courses)
+    pictures, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    shares, counted = torch.zeros(shape), torch.zeros(*shape[:2], 1)
+    start = 0
+    for i, (member, course) in enumerate(zip(members, courses, strict=True)):
+        sizes = torch.tensor(course.sizes).unsqueeze(1)
+        real = torch.arange(shape[2]) < sizes  # what fills a short batch up has a share of 0
+        pictures[: len(sizes), i].masked_scatter_(real, course.order + start)
+        labels[: len(sizes), i].masked_scatter_(real, member.data.train_y[course.order])
+        shares[: len(sizes), i] = real / sizes
+        counted[course.last : len(sizes), i] = sizes[course.last :].float()
+        start += len(member.data.train_y)
+    return pictures, labels, shares, counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The weights of k clients in one vector that an optimiser moves at once, tensor after tensor.
+
+    Attributes:
+        vector: All of them, and zeros up to a multiple of ``_LANES``.
+        weights: Views ``[k, ...]`` of it and of its gradient, by name.
+    """
+
+    vector: nn.Parameter
+    weights: dict[str, Weights]
+
+    @classmethod
+    def of(cls, clients: Sequence[Mapping[str, Tensor]]) -> "_Stack":
+        like = clients[0]
+        ends = list(itertools.accumulate(len(clients) * tensor.numel() for tensor in like.values()))
+        first = next(iter(like.values()))
+        vector, slope = (first.new_zeros(-(-ends[-1] // _LANES) * _LANES) for _ in range(2))
+        values, gradients = (
+            [
+                piece.view(len(clients), *tensor.shape)
+                for piece, tensor in zip(row.tensor_split(ends), like.values(), strict=False)
+            ]
+            for row in (vector, slope)
+        )
+        for name, value in zip(like, values, strict=True):
+            torch.stack([client[name].detach() for client in clients], out=value)
+        parameter = nn.Parameter(vector)
+        parameter.grad = slope
+        return cls(parameter, dict(zip(like, map(Weights, values, gradients), strict=True)))
+
+    def first(self, active: int) -> dict[str, Weights]:
+        """Return the weights of the first clients.
+
+        The optimiser moves the others on, by gradients of the past; nobody looks at them any more.
+        """
+        return {
+            name: Weights(value[:active].requires_grad_(), gradient[:active])
+            for name, (value, gradient) in self.weights.items()
+        }
+
+    def row(self, i: int) -> dict[str, Tensor]:
+        """Return a copy of one client's weights."""
+        return {name: value[i].clone() for name, (value, _) in self.weights.items()}
+
+
+def _pulled(member: Member, goal: BatchTarget | None, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the four terms beside cross-entropy of one client's batch, shape ``[4]``, and their weighted sum.
+
+    One client after the other: relations between a handful of samples differ in shape from client to client.
+    """
+    alignment, anchoring = member.alignment, member.anchoring
+    terms = drawn = features.new_zeros(2)
+    loss = features.new_zeros(())
+    if alignment is not None and goal is not None:
+        terms = goal(features)
+        loss = loss + terms @ terms.new_tensor([alignment.lambda_, alignment.gamma])
+    if anchoring is not None:
+        drawn = anchoring.anchors(features, labels)
+        loss = loss + drawn @ drawn.new_tensor([anchoring.pcl, anchoring.pal])
+    return torch.cat([terms, drawn]), loss
