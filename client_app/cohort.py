@@ -281,7 +281,9 @@ def _train_together(
 ) -> list[Trained]:
     started = time.perf_counter()
     device = next(iter(members[0].parameters.values())).device
-    pictures, labels, shares, counted = (table.to(device) for table in _timetable(members, courses))
+    pictures, labels, shares, counted = (
+        table.to(device) for table in _timetable(members, courses, settings.batch_size + 1)
+    )
     stack = _Stack.of([member.parameters for member in members])
     optimizer = make_optimizer(nn.ParameterList([stack.vector]), settings)
     totals = torch.zeros(len(members), len(TERMS), device=device)
@@ -330,12 +332,16 @@ def _train_together(
     ]
 
 
-def _timetable(members: Sequence[Member], courses: Sequence[_Course]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _timetable(
+    members: Sequence[Member], courses: Sequence[_Course], rows: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return, for each step, client and row: which picture of all, its class, its share of the mean; and what counts.
 
-    The first three have shape ``[S, k, B]``; the last is ``[S, k, 1]``, the samples of a batch in the last epoch, or 0.
+    The first three have shape ``[S, k, rows]``; the last is ``[S, k, 1]``, the samples of a batch in the last epoch, or
+    0. There are as many rows as the longest batch of any client has (see ``batches``), whoever is here: products of
+    other shapes are summed in another order.
     """
-    shape = len(courses[0].sizes), len(courses), max(max(course.sizes) for course in courses)
+    shape = len(courses[0].sizes), len(courses), rows
     pictures, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     shares, counted = torch.zeros(shape), torch.zeros(*shape[:2], 1)
     start = 0
