@@ -219,11 +219,27 @@ def _simulation_worker() -> int:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say who this client is and what it has."""
+    """Say who this client is and what it has; in a simulation with fewer nodes than clients, for each of its own."""
     asked = wire.read_query(message.content)
-    client = Client.of(asked.settings, context.node_config, context.node_id)
+    node, clients = context.node_config, int(asked.settings.get("clients", 0))
+    if not (clients and _simulation_worker()):
+        content = wire.write_client_info(introduce(Client.of(asked.settings, node, context.node_id)))
+        return Message(content, reply_to=message)
+    own = range(int(node["partition-id"]), clients, int(node["num-partitions"]))
+    if not own:
+        raise ConfigError(
+            f"`clients = {clients}` leaves none for node {node['partition-id']} of {node['num-partitions']}; "
+            f"start at most {clients} nodes, or leave `clients` out: one for each node"
+        )
+    settings = [(asked.settings, _as_partition(node, partition, clients), context.node_id) for partition in own]
+    infos = [introduce(Client.of(*one)) for one in settings]
+    return Message(wire.join({info.client: wire.write_client_info(info) for info in infos}), reply_to=message)
+
+
+def introduce(client: Client) -> wire.ClientInfo:
+    """Return what the server has to know of a client before round 1."""
     model, _ = _skeleton(client.architecture, client.spec, client.device)
-    info = wire.ClientInfo(
+    return wire.ClientInfo(
         client=client.name,
         model=client.architecture,
         feature_dim=model.width,
@@ -237,7 +253,11 @@ def query(message: Message, context: Context) -> Message:
         worker=_simulation_worker(),
         shared=wire.tensor_spec(client.shared(model)),
     )
-    return Message(wire.write_client_info(info), reply_to=message)
+
+
+def _as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
+    """Return the configuration that a node would have as another client of a simulation."""
+    return {**node, "partition-id": partition, "num-partitions": clients or node.get("num-partitions", 0)}
 
 
 # What a client answers, and what is to be done before it may be sent.
@@ -302,12 +322,13 @@ def _answer(
         raise WireError(
             f"the server wants an answer for partitions {hosted!r:.200}; a real node answers for itself alone"
         )
+    clients = int(wire.read_settings(message.content).get("clients", 0))
     with ThreadPoolExecutor(1) as disk:
         answers = _Answers(disk)
         for partition in hosted:
             with answers.catching(str(partition)):
-                node_config = {**context.node_config, "partition-id": partition}
-                client, broadcast = _open(message, node_config, context.node_id)
+                node = _as_partition(context.node_config, partition, clients)
+                client, broadcast = _open(message, node, context.node_id)
                 if steps is not None and in_cohort(client):
                     answers.wait(client, steps(client, broadcast))
                 else:
@@ -346,8 +367,9 @@ class _Answers:
 
     def wait(self, client: Client, steps: Training) -> None:
         """Have a client wait for others of its architecture to train with."""
+        job = next(steps)
         waiting = self._waiting.setdefault(client.architecture, [])
-        waiting.append((client.name, steps, next(steps)))
+        waiting.append((client.name, steps, job))
         if len(waiting) == _MOST_WAITING:
             self._train(client.architecture)
 

@@ -142,6 +142,7 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
     kind, _, path = str(values.get("data", "")).partition(":")
     if path and Path(path).exists():  # seen from where the command was typed
         values["data"] = f"{kind}:{Path(path).absolute()}"
+    clients = int(values.get("clients", 0)) or clients
     if engine == "flower":
         from isoproto.flower_engine import run_under_flower
         from server_app.app import unknown_names

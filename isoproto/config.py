@@ -111,7 +111,8 @@ class RunConfig:
             batches in ``client_app.cohort``), or all one by one (``off``). Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
-        min_nodes: Nodes to wait for before round 1; 0: all of a simulation, else 2.
+        clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
+        min_nodes: Nodes (in a simulation: clients) to wait for before round 1; 0: all of a simulation, else 2.
         wait_timeout: Seconds to wait for them.
         round_timeout: Seconds until a round closes with the replies it has.
         min_replies: Good replies below which a round counts as empty and changes nothing, >= 1.
@@ -210,6 +211,7 @@ class RunConfig:
     cohort: str = _one_of(AUTO, AUTO, "off")
 
     evaluate_every: int = _number(0, 0)
+    clients: int = _number(0, 0)
     min_nodes: int = _number(0, 0)
     wait_timeout: float = _number(300.0, 0, above=True)
     round_timeout: float = _number(3600.0, 0, above=True)

@@ -422,6 +422,21 @@ def read_client_info(content: RecordDict) -> ClientInfo:
     return info
 
 
+def read_client_infos(content: RecordDict) -> list[ClientInfo]:
+    """Decode and check a node's answer to a query: its client, or in a simulation all that it stands for.
+
+    Raises:
+        WireError: As :func:`read_client_info`; or if a real node wants to be several clients.
+    """
+    if not any("/" in name for name in content):
+        return [read_client_info(content)]
+    names = list(dict.fromkeys(name.partition("/")[0] for name in content))
+    infos = [read_client_info(part) for part in split(content, names).values()]
+    if names != [info.client for info in infos] or not all(info.worker for info in infos):
+        raise WireError(f"a node that is not simulated has one client; this one answers for {names!r:.200}")
+    return infos
+
+
 def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -> Broadcast:
     """Decode and check a train or evaluate message, on the client.
 

@@ -30,6 +30,8 @@ from strategies.state import LastAccuracy, ServerState
 _log = logging.getLogger("isoproto")
 
 Reply = TypeVar("Reply")
+# A message that was sent: to which node, and the group by which its reply is known among those of the node.
+_Asked = tuple[int, str]
 
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
@@ -102,9 +104,9 @@ class PrototypeStrategy(Strategy):
         self.classes: tuple[str, ...] = ()
         self._saved = state
         self._round = state.server_round if state else 0  # the one under way
-        self._nodes: dict[int, str] = {}  # node id -> client
+        self._hosts: dict[str, int] = {}  # client -> node id
         self._refused: dict[int, str] = {}  # node id -> reason
-        self._asked: dict[int, list[wire.Expected]] = {}
+        self._asked: dict[_Asked, list[wire.Expected]] = {}
         self._bytes_down = 0
         self._born = time.perf_counter()
         self._started = 0.0
@@ -164,28 +166,25 @@ class PrototypeStrategy(Strategy):
         while True:
             self._query(grid)
             wanted = self.config.min_nodes or max((c.partitions for c in self.clients.values()), default=0) or 2
-            if len(self._known) >= wanted:
+            here = len(self._hosts) + len(self._refused)
+            if here >= wanted:
                 break
             now = time.monotonic()
             if now > deadline:
                 raise FederationError(
-                    f"{len(self._known)} of {wanted} nodes came within {self.config.wait_timeout:g} s "
+                    f"{here} of {wanted} nodes came within {self.config.wait_timeout:g} s "
                     "(`wait-timeout`). Start the missing nodes, or lower `min-nodes`"
                 )
             if now - notice > _NODE_NOTICE:
                 notice = now
-                _log.info("waiting for nodes: %d of %d are there", len(self._known), wanted)
+                _log.info("waiting for nodes: %d of %d are there", here, wanted)
             time.sleep(_NODE_PAUSE)
         self._settle()
-
-    @property
-    def _known(self) -> set[int]:
-        return self._nodes.keys() | self._refused.keys()
 
     def _query(self, grid: Grid) -> set[int]:
         """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
         present = set(grid.get_node_ids())
-        waiting = present - self._known
+        waiting = present - set(self._hosts.values()) - self._refused.keys()
         if not waiting:
             return present
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
@@ -199,7 +198,8 @@ class PrototypeStrategy(Strategy):
                 continue
             waiting.remove(node)
             try:
-                self._admit(node, wire.read_client_info(_content(reply)), present)
+                for info in wire.read_client_infos(_content(reply)):
+                    self._admit(node, info, present)
             except WireError as err:
                 self._refuse(node, str(err))
         for node in waiting:
@@ -228,12 +228,9 @@ class PrototypeStrategy(Strategy):
             raise WireError(
                 f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
             )
-        twin = next((n for n, name in self._nodes.items() if name == info.client), None)
-        if twin in present:
+        if self._hosts.get(info.client) in present:
             raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
-        if twin is not None:  # it was started again, and has a new node id
-            del self._nodes[twin]
-        self._nodes[node] = info.client
+        self._hosts[info.client] = node  # a new one if the client was started again
         self.clients[info.client] = info
 
     def _refuse(self, node: int, reason: str) -> None:
@@ -251,10 +248,10 @@ class PrototypeStrategy(Strategy):
             )
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
-        for node, name in list(self._nodes.items()):
-            if self.clients[name].classes != self.classes:
-                info = self.clients.pop(self._nodes.pop(node))
-                self._refuse(node, f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
+        for name, info in list(self.clients.items()):
+            if info.classes != self.classes:
+                del self.clients[name]
+                self._refuse(self._hosts.pop(name), f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
         specs = {tuple(sorted(info.shared.items())) for info in self.clients.values()}
         if len(specs) > 1:
             models = dict(sorted(collections.Counter(info.model for info in self.clients.values()).items()))
@@ -288,7 +285,7 @@ class PrototypeStrategy(Strategy):
         self._started = time.perf_counter()
         self._round = self.state.server_round + 1
         present = self._query(grid)
-        here = {self._nodes[node]: node for node in present & self._nodes.keys()}
+        here = {client: node for client, node in self._hosts.items() if node in present}
         drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
         return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
 
@@ -329,7 +326,7 @@ class PrototypeStrategy(Strategy):
             self._asked = {}
             return []
         present = set(grid.get_node_ids())
-        here = {name: node for node, name in self._nodes.items() if node in present}
+        here = {client: node for client, node in self._hosts.items() if node in present}
         return self._messages(MessageType.EVALUATE, here)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -446,11 +443,13 @@ class PrototypeStrategy(Strategy):
         hosts = list(nodes.values())
         if self.workers:
             groups = share_out(nodes, self._cost, self.workers)
-            # Flower's simulation passes messages on in the order of the partitions, whenever they were sent.
-            hosts = [nodes[client] for client in sorted(nodes, key=client_order)]
-        asked = dict(zip(hosts, groups, strict=False))
+            # Flower's simulation looks at the nodes in the order of their partitions, whenever messages were sent.
+            in_order = dict.fromkeys(self._hosts[client] for client in sorted(self._hosts, key=client_order))
+            hosts = [node for node in in_order if node in nodes.values()]
+        pairs = zip(itertools.cycle(hosts), groups, strict=False)
+        asked = {(node, f"{self._round}.{number}"): group for number, (node, group) in enumerate(pairs)}
         self._asked = {
-            node: [
+            key: [
                 wire.Expected(
                     client=client,
                     experiment=self.folder.experiment,
@@ -464,7 +463,7 @@ class PrototypeStrategy(Strategy):
                 )
                 for client in group
             ]
-            for node, group in asked.items()
+            for key, group in asked.items()
         }
         return [
             Message(
@@ -472,9 +471,9 @@ class PrototypeStrategy(Strategy):
                 node,
                 kind,
                 ttl=self.config.round_timeout,
-                group_id=str(self._round),
+                group_id=group_id,
             )
-            for node, group in asked.items()
+            for (node, group_id), group in asked.items()
         ]
 
     def _gradient_limit(self) -> float:
@@ -500,7 +499,7 @@ class PrototypeStrategy(Strategy):
         failures: dict[str, str] = {}
         waiting = dict(self._asked)
         for message in replies:
-            asked = waiting.pop(message.metadata.src_node_id, None)
+            asked = waiting.pop((message.metadata.src_node_id, message.metadata.group_id), None)
             if asked is None:
                 _log.warning(_UNASKED, message.metadata.src_node_id)
                 continue
