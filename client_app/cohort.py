@@ -10,7 +10,7 @@ patches too; grouped convolutions are faster, but oneDNN rounds them differently
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,19 +26,19 @@ from client_app.training import (
     LocalSettings,
     Statistics,
     batches,
-    goals,
     make_optimizer,
 )
 from isoproto.data import ClientData, to_float
-from isoproto.losses import BatchTarget
+from isoproto.losses import AlignmentLoss, batch_targets
 from models import FeatureModel
 from models.base import ChannelsLast, Grid
 
 TOGETHER = 16
 """Most clients in one program: the weights of more, and what the optimiser keeps of them, fall out of the cache."""
 
-# A vector of weights is as long as a multiple of this many numbers: what a vector instruction leaves over is computed
-# by scalar ones, which round differently, and what is left over must not depend on how many clients there are.
+# Weights of all clients, and samples that are compared with each other, come in multiples of this many: what a vector
+# instruction leaves over is computed by scalar ones, which round differently, and so do products of matrices that do
+# not begin where such a vector does. Neither may depend on how many clients there are, and at which place one is.
 _LANES = 16
 
 PAYS: Mapping[str, int] = {"mlp": 16, "tiny_cnn": 16}
@@ -84,6 +84,10 @@ class Trained:
     seconds: float
 
 
+def _rounded(length: int) -> int:
+    return -(-length // _LANES) * _LANES
+
+
 def pays(architecture: str, batch_size: int, device: torch.device) -> bool:
     """Whether clients of an architecture are trained by :func:`train_cohort`, be they many or one.
 
@@ -122,6 +126,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         x, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.gradients
+        gradient = gradient.contiguous()
         torch.bmm(gradient.mT, x, out=of_weight)
         torch.sum(gradient, 1, out=of_bias)
         return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
@@ -157,11 +162,12 @@ def _linear(layer: nn.Linear, x: Tensor, weight: Weights, bias: Weights) -> Tens
 
 def _convolution(layer: nn.Conv2d, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
     """A batched product of patches."""
+    padding = [int(pad) for pad in layer.padding]  # a word is refused by `stackable`
     rows, columns = (
-        (side + 2 * int(pad) - kernel) // step + 1
-        for side, pad, kernel, step in zip(x.shape[3:], layer.padding, layer.kernel_size, layer.stride, strict=True)
+        (side + 2 * pad - kernel) // step + 1
+        for side, pad, kernel, step in zip(x.shape[3:], padding, layer.kernel_size, layer.stride, strict=True)
     )
-    patches = functional.unfold(x.flatten(0, 1), layer.kernel_size, padding=layer.padding, stride=layer.stride)
+    patches = functional.unfold(x.flatten(0, 1), layer.kernel_size, padding=padding, stride=layer.stride)
     patches = patches.mT.reshape(len(x), -1, patches.shape[1])  # [k, B * cells, c * kernel]
     flat = Weights(*(tensor.flatten(2) for tensor in weight))
     return _apply(_Products, patches, flat, bias).view(len(x), -1, rows, columns, layer.out_channels).movedim(4, 2)
@@ -200,7 +206,11 @@ def stackable(model: FeatureModel) -> bool:
         isinstance(model.base, nn.Sequential)
         and all(type(layer) in LAYERS for layer in model.base)
         and all(
-            layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+            layer.groups == 1
+            and layer.dilation == (1, 1)
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+            and layer.bias is not None
             for layer in model.base
             if isinstance(layer, nn.Conv2d)
         )
@@ -238,14 +248,17 @@ def train_cohort(model: FeatureModel, members: Sequence[Member], settings: Local
     Returns:
         What became of each, in order.
     """
-    courses = [_Course.of(member, settings) for member in members]
+    rows = settings.batch_size + 1  # of the longest batch of any client, see `batches`
+    courses = [_Course.of(member, settings, rows) for member in members]
     # Those with as many batches together, the longest first: whoever still trains is always a prefix.
     order = sorted(range(len(members)), key=lambda i: -len(courses[i].sizes))
     trained: dict[int, Trained] = {}
-    for start in range(0, len(order), TOGETHER):
-        group = order[start : start + TOGETHER]
-        together = _train_together(model, [members[i] for i in group], [courses[i] for i in group], settings)
-        trained |= zip(group, together, strict=True)
+    for aligned in (True, False):
+        alike = [i for i in order if (members[i].alignment is not None) == aligned]
+        for start in range(0, len(alike), TOGETHER):
+            group = alike[start : start + TOGETHER]
+            together = _train_together(model, [members[i] for i in group], [courses[i] for i in group], settings)
+            trained |= zip(group, together, strict=True)
     return [trained[i] for i in range(len(members))]
 
 
@@ -256,24 +269,38 @@ class _Course:
     Attributes:
         order: Indices of samples, all batches of all epochs.
         sizes: Samples of each batch.
-        goals: What each is aligned to, if it is.
+        goals: What each is aligned to: constants of its ``AlignmentLoss`` for ``rows`` rows, and factors of both terms.
         last: The first batch of the last epoch.
     """
 
     order: Tensor
     sizes: list[int]
-    goals: list[BatchTarget | None]
+    goals: list[tuple[Tensor, ...]]
     last: int
 
     @classmethod
-    def of(cls, member: Member, settings: LocalSettings) -> "_Course":
+    def of(cls, member: Member, settings: LocalSettings, rows: int) -> "_Course":
         labels, steps, last = member.data.train_y, list[Tensor](), 0
         for _ in range(settings.epochs):
             last = len(steps)
             steps += batches(len(labels), settings.batch_size, member.generator)
         order, sizes = torch.cat(steps), [len(step) for step in steps]
-        there = goals(member.alignment, labels[order].split(sizes) if member.alignment else ())
-        return cls(order, sizes, list(itertools.islice(there, len(sizes))), last)
+        aligned = list(_goals(member.alignment, labels[order].split(sizes), rows)) if member.alignment else []
+        return cls(order, sizes, aligned, last)
+
+
+def _goals(alignment: Alignment, labels: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield what each batch is aligned to; what fills it up is of a class more, which has no prototype."""
+    classes, device, rows = len(alignment.present), alignment.present.device, _rounded(rows)
+    present = functional.pad(alignment.present, (0, 1))
+    target = functional.pad(alignment.target, (0, int(alignment.loss.relations is not None), 0, 1))
+    filled = [functional.pad(y, (0, rows - len(y)), value=classes).to(device) for y in labels]
+    targets = batch_targets(alignment.loss, filled, target, present, missing=alignment.missing)
+    for y, batch in zip(labels, targets, strict=True):
+        factors = torch.ones(2, device=device)
+        if batch.factors is not None:  # the share of samples that have a prototype
+            factors[1] = batch.factors[1] * rows / len(y)
+        yield *batch.constants, factors
 
 
 def _train_together(
@@ -287,8 +314,13 @@ def _train_together(
     stack = _Stack.of([member.parameters for member in members])
     optimizer = make_optimizer(nn.ParameterList([stack.vector]), settings)
     totals = torch.zeros(len(members), len(TERMS), device=device)
-    nothing = torch.zeros(len(members), len(TERMS) - 2, device=device)
-    pulled = any(member.alignment or member.anchoring for member in members)
+    nothing = torch.zeros(len(members), 2, device=device)
+    alignment, anchored = members[0].alignment, any(member.anchoring for member in members)
+    weighted = nothing
+    if alignment is not None:
+        weighted = torch.tensor(
+            [[m.alignment.lambda_, m.alignment.gamma] for m in members if m.alignment], device=device
+        )
     after: list[dict[str, Tensor]] = []
     running: list[Statistics | None] = [None] * len(members)
     x = torch.cat([member.data.train_x for member in members]).to(device)
@@ -302,18 +334,22 @@ def _train_together(
         logits = _linear(model.head, features, weights["head.weight"], weights["head.bias"])
         losses = functional.cross_entropy(logits.flatten(0, 1), labels[step, :active].flatten(), reduction="none")
         entropy = (losses.view(active, -1) * shares[step, :active]).sum(1)
-        terms, loss = nothing[:active], entropy
-        if pulled:
+        terms, drawn, loss = nothing[:active], nothing[:active], entropy
+        if alignment is not None:
+            goals = [course.goals[step] for course in courses[:active]]
+            terms = _aligned(alignment.loss, features, goals)
+            loss = loss + (terms * weighted[:active]).sum(1)
+        if anchored:
             parts = [
-                _pulled(member, course.goals[step], rows[:size], y[:size])
+                _drawn(member.anchoring, rows[:size], y[:size])
                 for member, course, rows, y in zip(members, courses, features.unbind(), labels[step], strict=False)
                 for size in course.sizes[step : step + 1]
             ]
-            terms, extra = map(torch.stack, zip(*parts, strict=True))
-            loss = loss + extra
+            drawn, pull = map(torch.stack, zip(*parts, strict=True))
+            loss = loss + pull
         loss.sum().backward()
         optimizer.step()
-        seen = torch.cat([entropy.unsqueeze(1), terms, loss.unsqueeze(1)], 1).detach()
+        seen = torch.cat([entropy.unsqueeze(1), terms, drawn, loss.unsqueeze(1)], 1).detach()
         totals[:active] += seen * counted[step, :active]
         if settings.proto_source != "post-eval":
             for i, (rows, y, member, course) in enumerate(
@@ -338,8 +374,7 @@ def _timetable(
     """Return, for each step, client and row: which picture of all, its class, its share of the mean; and what counts.
 
     The first three have shape ``[S, k, rows]``; the last is ``[S, k, 1]``, the samples of a batch in the last epoch, or
-    0. There are as many rows as the longest batch of any client has (see ``batches``), whoever is here: products of
-    other shapes are summed in another order.
+    0. There are as many rows whoever is here: products of other shapes are summed in another order.
     """
     shape = len(courses[0].sizes), len(courses), rows
     pictures, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
@@ -348,6 +383,7 @@ def _timetable(
     for i, (member, course) in enumerate(zip(members, courses, strict=True)):
         sizes = torch.tensor(course.sizes).unsqueeze(1)
         real = torch.arange(shape[2]) < sizes  # what fills a short batch up has a share of 0
+        pictures[:, i] = start  # one of its own
         pictures[: len(sizes), i].masked_scatter_(real, course.order + start)
         labels[: len(sizes), i].masked_scatter_(real, member.data.train_y[course.order])
         shares[: len(sizes), i] = real / sizes
@@ -373,7 +409,7 @@ class _Stack:
         like = clients[0]
         ends = list(itertools.accumulate(len(clients) * tensor.numel() for tensor in like.values()))
         first = next(iter(like.values()))
-        vector, slope = (first.new_zeros(-(-ends[-1] // _LANES) * _LANES) for _ in range(2))
+        vector, slope = (first.new_zeros(_rounded(ends[-1])) for _ in range(2))
         values, gradients = (
             [
                 piece.view(len(clients), *tensor.shape)
@@ -402,18 +438,19 @@ class _Stack:
         return {name: value[i].clone() for name, (value, _) in self.weights.items()}
 
 
-def _pulled(member: Member, goal: BatchTarget | None, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the four terms beside cross-entropy of one client's batch, shape ``[4]``, and their weighted sum.
+def _aligned(loss: AlignmentLoss, features: Tensor, goals: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    """Return the prototype and the instance term of each client, ``[k, 2]``, of features ``[k, rows, d]``."""
+    if len(goals) == 1:  # a first axis of length 1 is not one: sums behind it take another order
+        return _aligned(loss, torch.cat([features, features]), [*goals, *goals])[:1]
+    features = functional.pad(features, (0, 0, 0, _rounded(features.shape[1]) - features.shape[1]))
+    *constants, factors = map(torch.stack, zip(*goals, strict=True))
+    terms: Tensor = torch.vmap(loss.compare)(features, *constants) * factors
+    return terms
 
-    One client after the other: relations between a handful of samples differ in shape from client to client.
-    """
-    alignment, anchoring = member.alignment, member.anchoring
-    terms = drawn = features.new_zeros(2)
-    loss = features.new_zeros(())
-    if alignment is not None and goal is not None:
-        terms = goal(features)
-        loss = loss + terms @ terms.new_tensor([alignment.lambda_, alignment.gamma])
-    if anchoring is not None:
-        drawn = anchoring.anchors(features, labels)
-        loss = loss + drawn @ drawn.new_tensor([anchoring.pcl, anchoring.pal])
-    return torch.cat([terms, drawn]), loss
+
+def _drawn(anchoring: Anchoring | None, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return HPCL and HPAL of one client's batch, shape ``[2]``, and their weighted sum."""
+    if anchoring is None:
+        return features.new_zeros(2), features.new_zeros(())
+    terms = anchoring.anchors(features, labels)
+    return terms, terms @ terms.new_tensor([anchoring.pcl, anchoring.pal])

@@ -178,7 +178,7 @@ def train(
             last = epoch == settings.epochs - 1
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
-            for index, y, goal in zip(order, labels, goals(alignment, labels), strict=False):
+            for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
                 features = model.features(to_float(data.train_x[index].to(device)))
                 loss = cross_entropy = functional.cross_entropy(model.head(features), y)
                 terms = drawn = nothing
@@ -212,7 +212,7 @@ def _dropout_from(generator: torch.Generator, device: torch.device) -> Iterator[
         yield
 
 
-def goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:
+def _goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:
     """What each batch of an epoch is aligned to; ``None`` for ever without an alignment."""
     if alignment is None:
         return itertools.repeat(None)
