@@ -352,13 +352,13 @@ def _train_together(
         seen = torch.cat([entropy.unsqueeze(1), terms, drawn, loss.unsqueeze(1)], 1).detach()
         totals[:active] += seen * counted[step, :active]
         if settings.proto_source != "post-eval":
-            for i, (rows, y, member, course) in enumerate(
-                zip(features.detach(), labels[step], members, courses, strict=False)
+            for i, (member, course, rows, y) in enumerate(
+                zip(members, courses, features.detach(), labels[step], strict=False)
             ):
                 if settings.proto_source == "all-epochs" or step >= course.last:
                     size, before = course.sizes[step], running[i]
-                    new = Statistics.of(rows[:size], y[:size], len(member.data.classes))
-                    running[i] = new if before is None else before + new
+                    seen_here = Statistics.of(rows[:size], y[:size], len(member.data.classes))
+                    running[i] = seen_here if before is None else before + seen_here
     after = [*map(stack.row, range(active)), *after]
     means = totals / torch.tensor([[len(member.data.train_y)] for member in members], device=device)
     seconds = (time.perf_counter() - started) / len(members)
@@ -439,7 +439,7 @@ class _Stack:
 
 
 def _aligned(loss: AlignmentLoss, features: Tensor, goals: Sequence[tuple[Tensor, ...]]) -> Tensor:
-    """Return the prototype and the instance term of each client, ``[k, 2]``, of features ``[k, rows, d]``."""
+    """Return the prototype and the instance term of each client, ``[k, 2]``, of features ``[k, B, d]``."""
     if len(goals) == 1:  # a first axis of length 1 is not one: sums behind it take another order
         return _aligned(loss, torch.cat([features, features]), [*goals, *goals])[:1]
     features = functional.pad(features, (0, 0, 0, _rounded(features.shape[1]) - features.shape[1]))
