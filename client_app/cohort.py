@@ -162,7 +162,7 @@ def _linear(layer: nn.Linear, x: Tensor, weight: Weights, bias: Weights) -> Tens
 
 def _convolution(layer: nn.Conv2d, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
     """A batched product of patches."""
-    padding = [int(pad) for pad in layer.padding]  # a word is refused by `stackable`
+    padding = tuple(int(pad) for pad in layer.padding)  # a word is refused by `stackable`
     rows, columns = (
         (side + 2 * pad - kernel) // step + 1
         for side, pad, kernel, step in zip(x.shape[3:], padding, layer.kernel_size, layer.stride, strict=True)
@@ -181,7 +181,7 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, weight: Weights, bias: Weights) 
 def _each(layer: nn.Module, x: Tensor) -> Tensor:
     """A layer without weights, sample by sample."""
     y: Tensor = layer(x.flatten(0, 1))
-    return y.unflatten(0, x.shape[:2])
+    return y.view(*x.shape[:2], *y.shape[1:])
 
 
 # Each maps the samples ``[k, B, ...]`` of k clients with their own weights ``[k, ...]``.
