@@ -50,6 +50,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/server_step.py
 	$(BIN)/python benchmarks/speed/aggregate.py
 	$(BIN)/python benchmarks/speed/cohort.py
+	$(BIN)/python benchmarks/speed/data_memory.py
 
 results: setup ## the tables of docs/results.md and docs/flagship.md, from JSON in benchmarks/results
 	$(BIN)/python benchmarks/reproduce/digits4.py

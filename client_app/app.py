@@ -26,8 +26,8 @@ from client_app.training import (
     Anchoring,
     LocalSettings,
     Statistics,
-    count_correct,
     extract,
+    predict,
     train,
     wide,
 )
@@ -51,7 +51,7 @@ from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, architecture_for, create_model
+from models import FeatureModel, ModelSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -125,7 +125,8 @@ class Client:
         split = _split(dataset, config, partition, partitions)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
         channels, height, width = dataset.x.shape[1:]
-        spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes))
+        head = head_for(config.heads, partition or 0, config.feature_dim)
+        spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes), head)
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
         return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
@@ -399,6 +400,8 @@ def in_cohort(client: Client) -> bool:
     config = client.config
     return (
         config.cohort == "auto"
+        and config.augment == "none"
+        and not client.spec.head
         and pays(client.architecture, config.batch_size, client.device)
         and len(client.data.train_y) > 0
     )
@@ -505,13 +508,15 @@ def evaluate_client(client: Client, model: FeatureModel, view: View) -> wire.Eva
     prototypes, present = view.prototypes() or (None, None)
     if prototypes is not None and present is not None:
         prototypes, present = prototypes.to(device), present.to(device)
-    right, by_prototype = count_correct(model, features, data.test_y, prototypes, present)
+    predicted, by_prototype = predict(model, features, data.test_y, prototypes, present)
+    right = predicted == data.test_y.to(device)
     return wire.Evaluation(
         correct=int(right.sum()),
         total=len(data.test_y),
         correct_prototype=by_prototype,
         class_correct=tuple(class_counts(data.test_y[right.cpu()], client.num_classes).tolist()),
         class_total=tuple(class_counts(data.test_y, client.num_classes).tolist()),
+        class_predicted=tuple(class_counts(predicted.cpu(), client.num_classes).tolist()),
     )
 
 
@@ -548,12 +553,11 @@ def class_gradients(
         index = _some_of_each(labels, config.hyper__grad_samples, generator)
         features, labels = features[index.to(features.device)], labels[index]
     labels = labels.to(features.device)
-    own_head = model.head.weight.detach(), model.head.bias.detach()
     classifier = None
     if config.hyper__retrain != "none":
-        of_weight, of_bias = classifier_gradients(features, labels, *own_head)
+        of_weight, of_bias = classifier_gradients(features, labels, *model.linear_head)
         classifier = of_weight.cpu(), of_bias.cpu()
-    head = own_head if config.hyper__head == "shared" else view.head()
+    head = model.linear_head if config.hyper__head == "shared" else view.head()
     there = view.map
     if not config.learns or head is None or (config.frame != "shared" and there is None):
         return None, classifier
@@ -632,7 +636,7 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
     """Refuse a model that training has broken: it is not kept, so the next round starts from the last good one."""
     state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
     # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
-    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(model.head.weight)).isfinite()):
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
         return
     broken = [name for name, t in state.items() if not bool(t.isfinite().all())]
     if broken:
@@ -720,7 +724,10 @@ def _split(dataset: ImageDataset, config: RunConfig, partition: int | None, part
         max(1, partitions),
         config.partition_seed,
         PartitionOptions(
-            alpha=config.alpha, classes_per_client=config.classes_per_client, min_samples=config.min_samples
+            alpha=config.alpha,
+            classes_per_client=config.classes_per_client,
+            min_samples=config.min_samples,
+            imbalance=config.imbalance,
         ),
         config.split,
         config.test_fraction,

@@ -198,12 +198,13 @@ LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 def stackable(model: FeatureModel) -> bool:
-    """Whether :func:`train_cohort` can train such models: a chain of ``LAYERS``, none with a state of its own.
+    """Whether :func:`train_cohort` can train such models: a chain of ``LAYERS`` and a linear head.
 
     BatchNorm is none of them: its models gain too little (docs/adr/0008-cohort.md).
     """
     return (
-        isinstance(model.base, nn.Sequential)
+        isinstance(model.head, nn.Linear)
+        and isinstance(model.base, nn.Sequential)
         and all(type(layer) in LAYERS for layer in model.base)
         and all(
             layer.groups == 1
@@ -243,7 +244,7 @@ def train_cohort(model: FeatureModel, members: Sequence[Member], settings: Local
     Args:
         model: Says what the layers are; see :func:`stackable`. Its weights are neither read nor changed.
         members: The clients, on one device.
-        settings: Epochs, batches, optimiser; the same for all.
+        settings: Epochs, batches, optimiser; the same for all. Pictures are not augmented.
 
     Returns:
         What became of each, in order.

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
+from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from isoproto.losses.hyper import Anchors
 from isoproto.seeding import derive
@@ -36,6 +37,7 @@ class LocalSettings:
     momentum: float
     weight_decay: float
     proto_source: str
+    augment: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +156,10 @@ def train(
     Args:
         model: Trained in place; on the device that the data are moved to.
         data: The client's data; at least one training sample.
-        settings: Epochs, batches, optimiser.
+        settings: Epochs, batches, optimiser, augmentation.
         alignment: What to align to.
-        generator: Source of the batch order; its seed is also that of dropout.
+        generator: Source of the batch order; its seed is also that of dropout and of the
+            augmentation, so that neither changes the order.
         anchoring: What to pull to.
 
     Returns:
@@ -173,13 +176,15 @@ def train(
     nothing = torch.zeros(2, device=device)
     totals = torch.zeros(len(TERMS), device=device)
     running: Statistics | None = None
+    augment = AUGMENTATIONS[settings.augment]
+    draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "augment"))
     with _dropout_from(generator, device):
         for epoch in range(settings.epochs):
             last = epoch == settings.epochs - 1
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
             for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
-                features = model.features(to_float(data.train_x[index].to(device)))
+                features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
                 loss = cross_entropy = functional.cross_entropy(model.head(features), y)
                 terms = drawn = nothing
                 if goal is not None:
@@ -235,10 +240,10 @@ def extract(model: FeatureModel, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def count_correct(
+def predict(
     model: FeatureModel, features: Tensor, labels: Tensor, prototypes: Tensor | None, present: Tensor | None
 ) -> tuple[Tensor, int | None]:
-    """Return which samples the head gets right, and how many the nearest global prototype does.
+    """Return the class that the head gives each sample, and how many the nearest global prototype gets right.
 
     Args:
         model: Gives the head.
@@ -248,13 +253,13 @@ def count_correct(
         present: Which of them there are, ``[C]``.
 
     Returns:
-        A bool tensor ``[n]``; a count, or ``None`` without prototypes.
+        An int64 tensor ``[n]``; a count, or ``None`` without prototypes.
     """
     labels = labels.to(features.device)
-    right = model.head(features).argmax(dim=1) == labels
+    predicted = model.head(features).argmax(dim=1)
     if prototypes is None or present is None or not bool(present.any()):
-        return right, None
+        return predicted, None
     # |z - p|^2 without |z|^2, which is the same for all prototypes of a sample.
     distance = prototypes.square().sum(dim=1) - 2 * features @ prototypes.T  # [n, C]
     nearest = distance.masked_fill(~present, torch.inf).argmin(dim=1)
-    return right, int((nearest == labels).sum())
+    return predicted, int((nearest == labels).sum())

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isoproto import cli_keys, paths
+from isoproto import cli_data, cli_keys, paths
 from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.errors import ConfigError, IsoprotoError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cli_keys.app)
+app.add_typer(cli_data.app)
 
 RunConfigOption = Annotated[
     list[str] | None,

@@ -83,6 +83,9 @@ class RunConfig:
         stale: A class nobody sent this round keeps its last prototype (``keep``) or has none (``drop``).
         rounds: Rounds of training, >= 0.
         fraction: Share of the clients that train in a round, in (0, 1].
+        join_late: Share of the clients that take no part in training before round ``join_round``, in [0, 1); they are
+            evaluated with the others, and told apart in the figures.
+        join_round: The first round they may train in; 0: never.
         seed: Seed of models, cohorts and batches. The partition has its own.
         resume: Run folder (or its name under the output folder) of an interrupted run to go on with.
         init_from: Experiment id whose client models (under the same state folder) are the starting point.
@@ -96,19 +99,24 @@ class RunConfig:
         split: ``merged``: official train and test part are pooled, and each client splits its own share;
             ``official``: clients get their train data from the train part and test data from the test part.
         test_fraction: Share of a client's data that is its test part under ``split = merged``.
+        imbalance: Long tail of the training part, >= 1: how many times rarer the last class is than the first; 1: none.
         models: A family's name, or model names separated by commas; dealt out by partition id.
         feature_dim: Feature width d that all models have in common.
+        heads: Name in ``HEADS``: every client has a ``linear`` head, or they are dealt out like the models: one to four
+            layers (``mixed``), or HtFLlib's ``htc4``.
         init: ``per-client``: independent initial weights; ``per-architecture``: equal ones where the
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
         batch_size: Mini-batch size B, >= 2: BatchNorm cannot train on one sample.
+        augment: Random changes of training pictures, drawn for each sample anew: ``flip``; ``crop_flip``, which shifts
+            by up to four pixels too; AutoAugment's policy for CIFAR-10. Prototypes of ``post-eval`` and tests see none.
         optimizer: Local optimiser, created anew every round.
         learning_rate: Its step size, >= 0; 0 leaves the models as they are.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Its L2 penalty, >= 0.
         device: ``auto`` takes a GPU where there is one.
         cohort: Whether clients of an architecture for which it pays are trained as one program (``auto``; models and
-            batches in ``client_app.cohort``), or all one by one (``off``). Rounding differs, nothing else.
+            batches in ``client_app.cohort``; linear heads, no augmentation), or all one by one (``off``). Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
         clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
@@ -184,6 +192,8 @@ class RunConfig:
 
     rounds: int = _number(15, 0)
     fraction: float = _number(1.0, 0, 1, above=True)
+    join_late: float = _number(0.0, 0, 0.99)
+    join_round: int = _number(0, 0)
     seed: int = _number(0, 0)
     resume: str = ""
     init_from: str = ""
@@ -197,12 +207,15 @@ class RunConfig:
     min_samples: int = _number(2, 0)
     split: str = _one_of("merged", "merged", "official")
     test_fraction: float = _number(0.25, 0, 0.9, above=True)
+    imbalance: float = _number(1.0, 1)
 
     models: str = "demo4"
     feature_dim: int = _number(128, 1, 65536)
+    heads: str = "linear"
     init: str = _one_of("per-client", "per-client", "per-architecture")
     epochs: int = _number(1, 1)
     batch_size: int = _number(32, 2)
+    augment: str = _one_of("none", "none", "flip", "crop_flip", "autoaugment")
     optimizer: str = _one_of("sgd", "sgd", "adam", "adamw")
     learning_rate: float = _number(0.02, 0)
     momentum: float = _number(0.9, 0, 0.999)

@@ -45,7 +45,7 @@ _TRAIN_METRICS = (
     *(f"loss-{name}" for name in LOSSES),
     *(f"{moment}-{name}" for moment in ("before", "after") for name in _EVALUATED),
 )
-_EVALUATE_METRICS = (*(f"after-{name}" for name in _EVALUATED), "class-correct", "class-total")
+_EVALUATE_METRICS = (*(f"after-{name}" for name in _EVALUATED), "class-correct", "class-total", "class-predicted")
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Spec = dict[str, tuple[str, tuple[int, ...]]]
@@ -140,6 +140,7 @@ class Evaluation:
         correct_prototype: Samples right by the nearest global prototype; ``None`` without prototypes.
         class_correct: ``correct`` by class, ``[C]``.
         class_total: ``total`` by class, ``[C]``.
+        class_predicted: Test samples by the class that the head gives them, ``[C]``.
     """
 
     correct: int
@@ -147,6 +148,7 @@ class Evaluation:
     correct_prototype: int | None = None
     class_correct: tuple[int, ...] = ()
     class_total: tuple[int, ...] = ()
+    class_predicted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +332,7 @@ def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: s
             **_evaluation_metrics("after", evaluation),
             "class-correct": list(evaluation.class_correct),
             "class-total": list(evaluation.class_total),
+            "class-predicted": list(evaluation.class_predicted),
         }
     )
     return RecordDict({_CONFIG: _reply_config(broadcast, client), _METRICS: metrics})
@@ -577,15 +580,22 @@ def read_evaluate_reply(content: RecordDict, expected: Expected) -> Evaluation:
     evaluation = _read_evaluation(metrics, "after")
     correct = _integers(metrics, "class-correct", expected.num_classes)
     total = _integers(metrics, "class-total", expected.num_classes)
-    for class_id, (right, samples) in enumerate(zip(correct, total, strict=True)):
+    predicted = _integers(metrics, "class-predicted", expected.num_classes)
+    for class_id, (right, samples, given) in enumerate(zip(correct, total, predicted, strict=True)):
         if right > samples:
             raise WireError(f"metric 'class-correct', class {class_id}: {right} right of {samples} samples")
+        if right > given:
+            raise WireError(f"metric 'class-predicted', class {class_id}: {right} right of {given} predictions")
     if (sum(correct), sum(total)) != (evaluation.correct, evaluation.total):
         raise WireError(
             f"metric 'class-correct': the classes add up to {sum(correct)} right of {sum(total)}, "
             f"'after-correct' and 'after-total' say {evaluation.correct} of {evaluation.total}"
         )
-    return dataclasses.replace(evaluation, class_correct=correct, class_total=total)
+    if sum(predicted) != evaluation.total:
+        raise WireError(
+            f"metric 'class-predicted': {sum(predicted)} predictions of {evaluation.total} samples ('after-total')"
+        )
+    return dataclasses.replace(evaluation, class_correct=correct, class_total=total, class_predicted=predicted)
 
 
 def _check_schema(config: ConfigRecord) -> None:

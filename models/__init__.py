@@ -15,7 +15,17 @@ from models.mobilenet import mobilenet, mobilenet_v2
 from models.resnet import deep_resnet, resnet
 from models.vit import vit_b
 
-__all__ = ["FAMILIES", "MODELS", "FeatureModel", "ModelSpec", "architecture_for", "architectures", "create_model"]
+__all__ = [
+    "FAMILIES",
+    "HEADS",
+    "MODELS",
+    "FeatureModel",
+    "ModelSpec",
+    "architecture_for",
+    "architectures",
+    "create_model",
+    "head_for",
+]
 
 MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     # small ones, for tests, the demo and CPUs
@@ -66,6 +76,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
 }
 
+HEADS: dict[str, tuple[tuple[float, ...], ...]] = {
+    # Hidden widths as multiples of the feature width, one list for each kind of head that is dealt out.
+    "linear": ((),),
+    "mixed": ((), (1,), (1, 1), (1, 1, 1)),  # one to four fully connected layers
+    "htc4": ((1,), (1, 1), (1, 1 / 2), (1, 1 / 4)),  # HtFLlib's group, without the ReLU it puts on the logits
+}
+
 
 def architectures(models: str) -> tuple[str, ...]:
     """Return the architectures that are dealt out to clients, in order.
@@ -107,6 +124,25 @@ def architecture_for(models: str, partition: int) -> str:
     return names[partition % len(names)]
 
 
+def head_for(heads: str, partition: int, feature_dim: int) -> tuple[int, ...]:
+    """Return the hidden widths of a client's head: entry ``partition`` modulo their number of ``HEADS[heads]``.
+
+    Args:
+        heads: A name in ``HEADS``.
+        partition: The client's partition id, >= 0.
+        feature_dim: Feature width d.
+
+    Raises:
+        ConfigError: If no group of heads has the name.
+
+    Example:
+        >>> [head_for("htc4", i, 512) for i in range(4)]
+        [(512,), (512, 512), (512, 256), (512, 128)]
+    """
+    group = lookup(HEADS, "heads", heads)
+    return tuple(max(1, int(share * feature_dim)) for share in group[partition % len(group)])
+
+
 def create_model(name: str, spec: ModelSpec, seed: int) -> FeatureModel:
     """Build a model with weights that are a function of ``seed``; global generators are left as they were.
 
@@ -118,4 +154,4 @@ def create_model(name: str, spec: ModelSpec, seed: int) -> FeatureModel:
         raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed the GPUs' generators too
-        return FeatureModel(build(spec), spec.feature_dim, spec.num_classes)
+        return FeatureModel(build(spec), spec.feature_dim, spec.num_classes, spec.head)

@@ -19,11 +19,12 @@ from flwr.serverapp.strategy import Strategy
 from isoproto import wire
 from isoproto.config import AUTO, RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
+from isoproto.evaluation import evaluation_figures
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
-from isoproto.sampling import cohort, share_out
+from isoproto.sampling import cohort, late_clients, share_out
 from strategies import hyper
 from strategies.state import LastAccuracy, ServerState
 
@@ -102,6 +103,7 @@ class PrototypeStrategy(Strategy):
         self.folder = folder
         self.clients: dict[str, wire.ClientInfo] = {}
         self.classes: tuple[str, ...] = ()
+        self.late: frozenset[str] = frozenset()  # clients that train later than the others, or never
         self._saved = state
         self._round = state.server_round if state else 0  # the one under way
         self._hosts: dict[str, int] = {}  # client -> node id
@@ -136,6 +138,11 @@ class PrototypeStrategy(Strategy):
         own = cls.defaults if config.alignment == cls.point.alignment else {}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
+        if config.heads != "linear" and config.share in ("head", "model"):
+            raise ConfigError(
+                f"`share = {config.share}` averages heads, which takes equal linear ones, and `heads = {config.heads}` "
+                "deals out others; set heads = 'linear', or share = 'none' or 'base'"
+            )
         if config.hyper__retrain != "none" and config.share not in ("head", "model"):
             raise ConfigError("`hyper.retrain` replaces the averaged classifier; it takes share = 'head' or 'model'")
         if config.prototypes == "hyper" and config.hyper__head == "shared" and config.share not in ("head", "model"):
@@ -260,6 +267,9 @@ class PrototypeStrategy(Strategy):
                 f"the clients' models are {models}. Name one architecture (models = 'cnn') or share less"
             )
         self._spec = next(iter(self.clients.values())).shared
+        # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
+        everybody = {*self.clients, *map(str, range(max(info.partitions for info in self.clients.values())))}
+        self.late = late_clients(sorted(everybody), self.config.join_late, seed=self.config.seed)
         self.state = self._saved or ServerState.start(len(self.classes), self.config.feature_dim)
         if len(self.state.present) != len(self.classes):
             raise ConfigError(
@@ -286,6 +296,8 @@ class PrototypeStrategy(Strategy):
         self._round = self.state.server_round + 1
         present = self._query(grid)
         here = {client: node for client, node in self._hosts.items() if node in present}
+        if not 0 < self.config.join_round <= self._round:
+            here = {name: node for name, node in here.items() if name not in self.late}
         drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
         return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
 
@@ -350,10 +362,15 @@ class PrototypeStrategy(Strategy):
                 "correct_prototype": e.correct_prototype,
                 "class_correct": e.class_correct,
                 "class_total": e.class_total,
+                "class_predicted": e.class_predicted,
+                "domain": self.clients[client].domain,
+                "late": client in self.late,
             }
             for client, e, _ in good
         ]
-        self.folder.record("evaluation", round=self.state.server_round, clients=entries)
+        one_model = self.config.share == "model" and bool(self.state.shared)
+        figures = evaluation_figures(entries, one_model=one_model)
+        self.folder.record("evaluation", round=self.state.server_round, clients=entries, one_model=one_model, **figures)
         return None
 
     def summary(self) -> None:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isoproto.data.base import ClientData, ImageDataset, to_float
+from isoproto.data.digits import load_digits
 from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
 from isoproto.data.imagefolder import load_imagefolder
+from isoproto.data.info import INFOS
+from isoproto.data.named import load_named
 from isoproto.data.npz import load_npz
 from isoproto.data.partition import (
     PARTITIONERS,
@@ -18,11 +21,11 @@ from isoproto.data.partition import (
     partition_table,
     split_clients,
 )
-from isoproto.data.torchvision_sets import load_torchvision
 from isoproto.registry import lookup
 
 __all__ = [
     "DATASETS",
+    "INFOS",
     "PARTITIONERS",
     "ClientData",
     "ClientSplit",
@@ -44,12 +47,20 @@ DATASETS: dict[str, Loader] = {
     "digits4": load_digits4,
     "npz": load_npz,
     "imagefolder": load_imagefolder,
-    "cifar10": functools.partial(load_torchvision, name="cifar10"),
-    "cifar100": functools.partial(load_torchvision, name="cifar100"),
-    "mnist": functools.partial(load_torchvision, name="mnist"),
-    "fashionmnist": functools.partial(load_torchvision, name="fashionmnist"),
-    "usps": functools.partial(load_torchvision, name="usps"),
-    "svhn": functools.partial(load_torchvision, name="svhn"),
+    "digits": load_digits,
+    "cifar10": functools.partial(load_named, name="cifar10"),
+    "cifar100": functools.partial(load_named, name="cifar100"),
+    "tiny_imagenet": functools.partial(load_named, name="tiny_imagenet"),
+    "pacs": functools.partial(load_named, name="pacs"),
+    "domainnet": functools.partial(load_named, name="domainnet"),
+    "office_caltech": functools.partial(load_named, name="office_caltech"),
+    "mnist": functools.partial(load_named, name="mnist"),
+    "fashionmnist": functools.partial(load_named, name="fashionmnist"),
+    "usps": functools.partial(load_named, name="usps"),
+    "svhn": functools.partial(load_named, name="svhn"),
+    "syn": functools.partial(load_named, name="syn"),
+    "ham10000": functools.partial(load_named, name="ham10000"),
+    "sun397": functools.partial(load_named, name="sun397"),
 }
 
 

@@ -20,6 +20,7 @@ class ImageDataset:
         domain: Domain of each picture, shape ``[N]``, int64; ``None`` if the set has no domains.
         domains: Names of the domains; empty if the set has none.
         source: What the set was read from, for error texts and logs.
+        notes: What one must know to read figures on it, such as what stands in for what; a sentence each.
 
     Raises:
         DataError: If shapes, types or ranges are not as above.
@@ -38,6 +39,7 @@ class ImageDataset:
     domain: Tensor | None = None
     domains: tuple[str, ...] = ()
     source: str = "data set"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_tensor("pictures", self.x, torch.uint8, dims=4)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional
 
 from isoproto.errors import DataError
 
@@ -18,6 +21,7 @@ logger = logging.getLogger("isoproto")
 
 _GREY_MODES = {"1", "L", "LA"}
 _DEEP_MODES = {"I", "F"}  # and "I;16", "I;16B", ...: more than eight bits a channel
+_AT_ONCE = 4096  # pictures resized at once: as floats they take four times the memory
 # What pillow raises for a file that is no picture, or half of one, or suspiciously large.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
 
@@ -60,6 +64,32 @@ def decode_pictures(
             pixels = np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.LANCZOS))
         out[i] = pixels if grey else pixels.transpose(2, 0, 1)
     return out
+
+
+def fit(x: Tensor, side: int, channels: int) -> Tensor:
+    """Resize pictures to squares, and grey ones to colour.
+
+    Args:
+        x: Shape ``[N, 1 or 3, H, W]``, uint8.
+        side: Rows and columns wanted; the aspect ratio is not kept.
+        channels: Channels wanted, those of ``x`` or 3.
+
+    Returns:
+        Shape ``[N, channels, side, side]``, uint8; ``x`` itself if it is so already.
+
+    Example:
+        >>> fit(torch.full((1, 1, 2, 2), 7, dtype=torch.uint8), 4, channels=3).unique()
+        tensor([7], dtype=torch.uint8)
+    """
+    if x.shape[2:] != (side, side):
+        parts = [_resize(part.float(), side) for part in x.split(_AT_ONCE)]
+        x = torch.cat(parts)
+    return x if x.shape[1] == channels else x.expand(-1, channels, -1, -1)
+
+
+def _resize(x: Tensor, side: int) -> Tensor:
+    resized = functional.interpolate(x, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
 
 
 @contextmanager

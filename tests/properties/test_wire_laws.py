@@ -29,12 +29,14 @@ def evaluations(draw: st.DrawFn, classes: int) -> wire.Evaluation:
     total = draw(st.lists(st.integers(0, 1000), min_size=classes, max_size=classes))
     correct = [draw(st.integers(0, n)) for n in total]
     prototype = draw(st.none() | st.integers(0, sum(total)))
+    mistaken = draw(st.permutations([n - right for n, right in zip(total, correct, strict=True)]))
     return wire.Evaluation(
         correct=sum(correct),
         total=sum(total),
         correct_prototype=prototype,
         class_correct=tuple(correct),
         class_total=tuple(total),
+        class_predicted=tuple(right + others for right, others in zip(correct, mistaken, strict=True)),
     )
 
 
@@ -173,7 +175,9 @@ REPLY = wire.TrainReply(
     after=wire.Evaluation(correct=1, total=2),
     seconds=0.0,
 )
-EVALUATION = wire.Evaluation(correct=1, total=2, class_correct=(1, 0, 0, 0), class_total=(1, 0, 1, 0))
+EVALUATION = wire.Evaluation(
+    correct=1, total=2, class_correct=(1, 0, 0, 0), class_total=(1, 0, 1, 0), class_predicted=(1, 1, 0, 0)
+)
 INFO = wire.ClientInfo(
     client="0", model="cnn", feature_dim=3, classes=("a", "b"), train_counts=(1, 2), test_counts=(0, 1)
 )

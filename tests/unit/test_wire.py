@@ -20,7 +20,12 @@ CLASSES = ("cat", "dog", "owl", "fox")
 EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)
 BROADCAST = wire.Broadcast(experiment="e1", server_round=2, settings={})
 EVALUATION = wire.Evaluation(
-    correct=5, total=8, correct_prototype=6, class_correct=(2, 0, 3, 0), class_total=(3, 0, 5, 0)
+    correct=5,
+    total=8,
+    correct_prototype=6,
+    class_correct=(2, 0, 3, 0),
+    class_total=(3, 0, 5, 0),
+    class_predicted=(2, 1, 5, 0),
 )
 INFO = wire.ClientInfo(
     client="3",
@@ -483,6 +488,9 @@ def test_missing_weights_are_refused():
         ("class-total", [3, 0, 6, 0], r"add up to 5 right of 9, .* say 5 of 8"),
         ("class-correct", [2, 0, 4, 0], r"add up to 6 right of 8, .* say 5 of 8"),
         ("after-correct", 9, r"9 right of 8 samples"),
+        ("class-predicted", [2, 1, 5], r"'class-predicted': expected 4 whole numbers"),
+        ("class-predicted", [2, 4, 2, 0], r"'class-predicted', class 2: 3 right of 2 predictions"),
+        ("class-predicted", [2, 1, 5, 1], r"'class-predicted': 9 predictions of 8 samples"),
     ],
 )
 def test_wrong_evaluation_is_refused(key, value, told):
