@@ -116,7 +116,8 @@ class RunConfig:
         weight_decay: Its L2 penalty, >= 0.
         device: ``auto`` takes a GPU where there is one.
         cohort: Whether clients of an architecture for which it pays are trained as one program (``auto``; models and
-            batches in ``client_app.cohort``; linear heads, no augmentation), or all one by one (``off``). Rounding differs, nothing else.
+            batches in ``client_app.cohort``, with linear heads and without augmentation), or all one by one (``off``).
+            Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
         clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
