@@ -49,6 +49,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/round_overhead.py
 	$(BIN)/python benchmarks/speed/server_step.py
 	$(BIN)/python benchmarks/speed/aggregate.py
+	$(BIN)/python benchmarks/speed/cohort.py
 	$(BIN)/python benchmarks/speed/data_memory.py
 	$(BIN)/python benchmarks/speed/alignment_step.py
 	$(BIN)/python benchmarks/speed/wire.py

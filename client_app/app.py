@@ -1,5 +1,6 @@
 """The ClientApp: decode a message, call plain functions, encode the answer."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -8,7 +9,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from client_app.cohort import TOGETHER, Member, Trained, pays, train_cohort
 from client_app.store import ClientStore
 from client_app.training import (
     Alignment,
@@ -315,11 +317,32 @@ def _as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict
 # What a client answers, and what is to be done before it may be sent.
 Answer = tuple[RecordDict, Callable[[], None]]
 
+# Most clients that a worker keeps in memory until they train together.
+_MOST_WAITING = 2 * TOGETHER
+
+
+class Job(NamedTuple):
+    """A client that is about to train, as :func:`train_cohort` wants it.
+
+    Attributes:
+        model: Says what the layers are; its weights may be another client's by now.
+        member: The client's weights and what it trains on.
+        settings: How it trains.
+    """
+
+    model: FeatureModel
+    member: Member
+    settings: LocalSettings
+
+
+Training = Generator[Job, Trained, Answer]
+"""A client's round that stops where it trains, if that is to be with others."""
+
 
 @app.train()
 def train_round(message: Message, context: Context) -> Message:
     """Evaluate, train, evaluate again, measure class means, and keep the model."""
-    return _answer(message, context, train_client)
+    return _answer(message, context, train_client, training)
 
 
 @app.evaluate()
@@ -328,10 +351,21 @@ def evaluate_round(message: Message, context: Context) -> Message:
     return _answer(message, context, examine_client)
 
 
-def _answer(message: Message, context: Context, work: Callable[[Client, wire.Broadcast], Answer]) -> Message:
-    """Answer for this node's client, or one after the other for all that the message names.
+def _answer(
+    message: Message,
+    context: Context,
+    work: Callable[[Client, wire.Broadcast], Answer],
+    steps: Callable[[Client, wire.Broadcast], Training] | None = None,
+) -> Message:
+    """Answer for this node's client, or for all that the message names.
 
     Models are written beside the work on the next client; nothing is sent before all of them are on the disk.
+
+    Args:
+        message: What the server asks.
+        context: The node's.
+        work: What a client does.
+        steps: The same for a client that trains together with others.
     """
     hosted = wire.read_hosted(message.content)
     if not hosted:
@@ -343,25 +377,115 @@ def _answer(message: Message, context: Context, work: Callable[[Client, wire.Bro
             f"the server wants an answer for partitions {hosted!r:.200}; a real node answers for itself alone"
         )
     clients = int(wire.read_settings(message.content).get("clients", 0))
-    parts: dict[str, RecordDict] = {}
-    writes: dict[str, Future[None]] = {}
     with ThreadPoolExecutor(1) as disk:
+        answers = _Answers(disk)
         for partition in hosted:
-            node, name = _as_partition(context.node_config, partition, clients), str(partition)
-            try:
-                parts[name], finish = work(*_open(message, node, context.node_id))
-                writes[name] = disk.submit(finish)
-            except Exception as err:  # one client's failure is not the others'
-                _log.exception("client %s failed", name)
-                parts[name] = wire.write_failure(err)
-    for name, write in writes.items():
-        if failure := write.exception():
-            _log.error("client %s failed", name, exc_info=failure)
-            parts[name] = wire.write_failure(failure)
-    return Message(wire.join(parts), reply_to=message)
+            with answers.catching(str(partition)):
+                node = _as_partition(context.node_config, partition, clients)
+                client, broadcast = _open(message, node, context.node_id)
+                if steps is not None and in_cohort(client):
+                    answers.wait(client, steps(client, broadcast))
+                else:
+                    answers.keep(client.name, work(client, broadcast))
+        answers.train_all()
+    return Message(wire.join(answers.parts()), reply_to=message)
+
+
+class _Answers:
+    """The answers for several clients while they are being made; one client's failure is not the others'.
+
+    Args:
+        disk: Writes models beside the work on the next client.
+    """
+
+    def __init__(self, disk: ThreadPoolExecutor) -> None:
+        self._disk = disk
+        self._parts: dict[str, RecordDict] = {}
+        self._writes: dict[str, Future[None]] = {}
+        self._waiting: dict[str, list[tuple[str, Training, Job]]] = {}
+
+    @contextlib.contextmanager
+    def catching(self, *names: str) -> Iterator[None]:
+        """Turn an exception into the failure of some clients."""
+        try:
+            yield
+        except Exception as err:
+            for name in names:
+                _log.error("client %s failed", name, exc_info=err)
+                self._parts[name] = wire.write_failure(err)
+
+    def keep(self, name: str, answer: Answer) -> None:
+        """Take a client's answer, and write its model."""
+        self._parts[name], finish = answer
+        self._writes[name] = self._disk.submit(finish)
+
+    def wait(self, client: Client, steps: Training) -> None:
+        """Have a client wait for others of its architecture to train with."""
+        job = next(steps)
+        waiting = self._waiting.setdefault(client.architecture, [])
+        waiting.append((client.name, steps, job))
+        if len(waiting) == _MOST_WAITING:
+            self._train(client.architecture)
+
+    def train_all(self) -> None:
+        """Train all that are waiting."""
+        for architecture in list(self._waiting):
+            self._train(architecture)
+
+    def _train(self, architecture: str) -> None:
+        waiting = self._waiting.pop(architecture)
+        with self.catching(*(name for name, _, _ in waiting)):
+            trained = _train_jobs([job for _, _, job in waiting])
+            for (name, steps, _), result in zip(waiting, trained, strict=True):
+                with self.catching(name):
+                    self.keep(name, _resume(steps, result))
+
+    def parts(self) -> dict[str, RecordDict]:
+        """Return each client's answer; the models are on the disk."""
+        for name, write in self._writes.items():
+            with self.catching(name):
+                write.result()
+        return self._parts
+
+
+def in_cohort(client: Client) -> bool:
+    """Whether the client trains by ``train_cohort``, with others where there are some."""
+    config = client.config
+    return (
+        config.cohort == "auto"
+        and config.augment == "none"
+        and not client.spec.head
+        and pays(client.architecture, config.batch_size, client.device)
+        and len(client.data.train_y) > 0
+    )
+
+
+def _train_jobs(jobs: Sequence[Job]) -> list[Trained]:
+    return train_cohort(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
+
+
+def _resume(steps: Training, trained: Trained) -> Answer:
+    """Let a client that has been trained go on to the end."""
+    try:
+        steps.send(trained)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    raise AssertionError("a client trains once a round")
 
 
 def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
+    """Answer for a client that trains alone, see :func:`training`."""
+    steps = training(client, broadcast)
+    try:
+        job = next(steps)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    return _resume(steps, _train_jobs([job])[0])
+
+
+def training(client: Client, broadcast: wire.Broadcast) -> Training:
     """Evaluate, train, evaluate again, measure class means; the model is kept when the answer's second part is called.
 
     Raises:
@@ -384,7 +508,16 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     heads: tuple[Tensor, Tensor] | None = None
     if wants_gradients(config) and config.hyper__grad_point == "before-training":
         gradients, heads = class_gradients(client, model, view, extract(model, data.train_x))
-    losses, running = _train(client, model, view)
+    if in_cohort(client):
+        spent = time.perf_counter() - started
+        trained = yield _job(client, model, view)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(trained.parameters[name])
+        losses, running = trained.losses, trained.running
+        started = time.perf_counter() - spent - trained.seconds
+    else:
+        losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
     features = extract(model, data.train_x) if running is None or wants_gradients(config) else None
     statistics = running or measure(client, model, features)
@@ -523,11 +656,33 @@ def _open(message: Message, node_config: Mapping[str, Any], node_id: int) -> tup
 def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, float], Statistics | None]:
     if not len(client.data.train_y):
         return {}, None
-    config = client.config
-    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(LocalSettings)}
-    generator = torch_generator(config.seed, "batches", view.broadcast.server_round, client.name)
-    alignment, anchoring = _alignment(view, client.device), _anchoring(view, client)
-    return train(model, client.data, LocalSettings(**fields), alignment, generator, anchoring)
+    return train(
+        model,
+        client.data,
+        _local_settings(client),
+        _alignment(view, client.device),
+        _batch_order(client, view),
+        _anchoring(view, client),
+    )
+
+
+def _job(client: Client, model: FeatureModel, view: View) -> Job:
+    member = Member(
+        parameters={name: parameter.detach().clone() for name, parameter in model.named_parameters()},
+        data=client.data,
+        alignment=_alignment(view, client.device),
+        generator=_batch_order(client, view),
+        anchoring=_anchoring(view, client),
+    )
+    return Job(model, member, _local_settings(client))
+
+
+def _local_settings(client: Client) -> LocalSettings:
+    return LocalSettings(**{f.name: getattr(client.config, f.name) for f in dataclasses.fields(LocalSettings)})
+
+
+def _batch_order(client: Client, view: View) -> torch.Generator:
+    return torch_generator(client.config.seed, "batches", view.broadcast.server_round, client.name)
 
 
 def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:

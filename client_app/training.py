@@ -23,6 +23,9 @@ from models import FeatureModel
 _EVAL_NUMBERS = {"cpu": 5 * 2**16, "other": 2**24}
 _TOKEN_NUMBERS = 64  # what a token counts for: it becomes a vector
 
+TERMS = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
+"""Names of the loss terms that are reported."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
@@ -172,7 +175,7 @@ def train(
     weights = torch.tensor([alignment.lambda_, alignment.gamma] if alignment else [0.0, 0.0], device=device)
     pulls = torch.tensor([anchoring.pcl, anchoring.pal] if anchoring else [0.0, 0.0], device=device)
     nothing = torch.zeros(2, device=device)
-    totals = torch.zeros(6, device=device)
+    totals = torch.zeros(len(TERMS), device=device)
     running: Statistics | None = None
     augment = AUGMENTATIONS[settings.augment]
     draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "augment"))
@@ -201,8 +204,7 @@ def train(
                     seen = Statistics.of(features.detach(), y, len(data.classes))
                     running = seen if running is None else running + seen
     means = (totals / samples).tolist()
-    names = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
-    return dict(zip(names, means, strict=True)), running
+    return dict(zip(TERMS, means, strict=True)), running
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.registry import lookup
 from models.base import FeatureModel, ModelSpec, TextSpec
-from models.cnn import cnn, cnn4
+from models.cnn import cnn, cnn4, tiny_cnn
 from models.fasttext import fasttext, text_logistic
 from models.inception import googlenet, inception
+from models.mlp import mlp
 from models.mobilenet import mobilenet, mobilenet_v2
 from models.own import own_model
 from models.recurrent import bilstm, gru, lstm
@@ -39,8 +40,10 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     # small ones, for tests, the demo and CPUs
     "cnn": cnn,
     "inception": inception,
+    "mlp": mlp,
     "mobilenet": mobilenet,
     "resnet": resnet,
+    "tiny_cnn": tiny_cnn,
     # those of the papers
     "cnn4": cnn4,
     "googlenet": googlenet,

@@ -50,7 +50,7 @@ def test_an_embedded_set_is_whole(name):
 
 
 @pytest.mark.usefixtures("_nothing_there")
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - set(EMBEDDED)))
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {*EMBEDDED, "module"}))
 def test_a_set_that_is_absent_says_where_it_was_looked_for(name, tmp_path):
     asked = name if ":" in name or name not in OWN else f"{name}:absent"
     with pytest.raises(DataError, match=rf"data '{asked}': (?s:.*){tmp_path}.*`data-dir`"):
