@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale results fab clean
+.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale gpu-check results fab clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,14 @@ bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/round_overhead.py
 	$(BIN)/python benchmarks/speed/server_step.py
 	$(BIN)/python benchmarks/speed/aggregate.py
+	$(BIN)/python benchmarks/speed/cohort.py
+	$(BIN)/python benchmarks/speed/data_memory.py
+	$(BIN)/python benchmarks/speed/alignment_step.py
+	$(BIN)/python benchmarks/speed/wire.py
+	$(BIN)/python benchmarks/speed/startup.py
+
+gpu-check: ## local training on this machine's GPU, with its own PyTorch and NumPy; installs nothing
+	$(PYTHON) benchmarks/gpu/check.py
 
 results: setup ## the tables of docs/results.md and docs/flagship.md, from JSON in benchmarks/results
 	$(BIN)/python benchmarks/reproduce/digits4.py

@@ -1,5 +1,6 @@
 """The ClientApp: decode a message, call plain functions, encode the answer."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -8,7 +9,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,14 +19,15 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from client_app.cohort import TOGETHER, Member, Trained, pays, train_cohort
 from client_app.store import ClientStore
 from client_app.training import (
     Alignment,
     Anchoring,
     LocalSettings,
     Statistics,
-    count_correct,
     extract,
+    predict,
     train,
     wide,
 )
@@ -36,20 +38,24 @@ from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
     ClientData,
     ClientSplit,
-    ImageDataset,
+    Dataset,
     PartitionOptions,
+    TextDataset,
     class_counts,
+    class_names,
     client_data,
     load_dataset,
     split_clients,
+    with_classes,
 )
 from isoproto.errors import ConfigError, DivergenceError, StateError, WireError
 from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
+from isoproto.own_code import is_own
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, architecture_for, create_model
+from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -59,7 +65,8 @@ app = ClientApp()
 _log = logging.getLogger("isoproto")
 
 # Settings of the run that a node's own configuration overrides.
-_NODE_SETTINGS = ("data", "data-dir", "device", "state-dir", "batch-size")
+_NODE_SETTINGS = ("data", "data-dir", "classes", "device", "state-dir", "batch-size")
+_FLOOR = "min-class-samples"
 # What the server may ask to be shared, by prefix of the tensor's name.
 _SHARED_PREFIX = {"none": None, "head": "head.", "base": "base.", "model": ""}
 
@@ -103,7 +110,7 @@ class Client:
     architecture: str
     data: ClientData
     domain: str
-    spec: ModelSpec
+    spec: ModelSpec | TextSpec
     device: torch.device
 
     @classmethod
@@ -114,16 +121,27 @@ class Client:
             ConfigError: If a setting cannot be used.
             DataError: If its data cannot be read.
         """
-        own = {key: node[key] for key in _NODE_SETTINGS if key in node}
+        own = {key: node[key] for key in (*_NODE_SETTINGS, _FLOOR) if key in node}
         RunConfig.from_mapping(own, source="node config")
+        if "data" in own:  # a server's folder would decide which file is meant
+            own.setdefault("data-dir", "")
+        if _FLOOR in own:  # a floor: whoever asks for more samples decides
+            own[_FLOOR] = max(own[_FLOOR], int(settings.get(_FLOOR, 1)))
         config = RunConfig.from_mapping({**settings, **own})
         partition, partitions = _partition(node)
         name = str(partition) if partition is not None else str(node.get("name", f"node-{node_id}"))
-        dataset = load_dataset(config.data, config.data_dir)
-        split = _split(dataset, config, partition, partitions)
+        _check_may_send(config, node, name)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
-        channels, height, width = dataset.x.shape[1:]
-        spec = ModelSpec(channels, height, width, config.feature_dim, len(dataset.classes))
+        if "model" not in node:
+            _check_trusted("models", architecture, is_own(architecture), name)
+        if "data" not in node:
+            _check_trusted("data", config.data, config.data.startswith("module:"), name)
+        torch.set_num_threads(int(node.get("threads", 1)))
+        outside = str(node.get("outside-classes", "refuse"))
+        dataset = _dataset(config.data, config.data_dir, config.classes, outside)
+        split = _split(config, outside, partition, partitions)
+        head = head_for(config.heads, partition or 0, config.feature_dim)
+        spec = _spec(dataset, config, head)
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
         return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
@@ -215,13 +233,67 @@ def _simulation_worker() -> int:
     return os.getpid()
 
 
+def _simulated() -> bool:
+    """Whether this process simulates clients, so that the run config is the researcher's own and not a server's."""
+    here = sys.modules.get("isoproto.in_process")
+    return bool(_simulation_worker()) or (here is not None and here.answering())
+
+
+def _check_trusted(key: str, value: str, own_code: bool, client: str) -> None:
+    """Refuse to import what a server names: on a device, only its owner says what code of the device runs.
+
+    Raises:
+        ConfigError: If a real node was asked to.
+    """
+    if own_code and not _simulated():
+        raise ConfigError(
+            f"client {client}: the server's run config names code for this device to import, `{key} = {value!r}`; only "
+            f"the node's own configuration may. Set `{'model' if key == 'models' else key}` there"
+        )
+
+
+def _check_may_send(config: RunConfig, node: Mapping[str, Any], client: str) -> None:
+    """Refuse a run that asks for more than the node's owner lets go.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    if "may-send" not in node:
+        return
+    allowed = {word.strip() for word in str(node["may-send"]).split(",")}
+    wanted = {"head": {"head"}, "base": {"base"}, "model": {"head", "base"}}.get(config.share, set())
+    wanted = wanted | ({"gradients"} if wants_gradients(config) else set())
+    if missing := sorted(wanted - allowed):
+        raise ConfigError(
+            f"client {client}: strategy {config.strategy!r} asks for {', '.join(missing)}, and `may-send` of this node "
+            f"allows {', '.join(sorted(allowed - {''})) or 'nothing'} besides class means. Its owner may add "
+            "it, or the server choose a strategy that does without"
+        )
+
+
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say who this client is and what it has."""
+    """Say who this client is and what it has; in a simulation with fewer nodes than clients, for each of its own."""
     asked = wire.read_query(message.content)
-    client = Client.of(asked.settings, context.node_config, context.node_id)
+    node, clients = context.node_config, int(asked.settings.get("clients", 0))
+    if not (clients and _simulation_worker()):
+        content = wire.write_client_info(introduce(Client.of(asked.settings, node, context.node_id)))
+        return Message(content, reply_to=message)
+    own = range(int(node["partition-id"]), clients, int(node["num-partitions"]))
+    if not own:
+        raise ConfigError(
+            f"`clients = {clients}` leaves none for node {node['partition-id']} of {node['num-partitions']}; "
+            f"start at most {clients} nodes, or leave `clients` out: one for each node"
+        )
+    settings = [(asked.settings, _as_partition(node, partition, clients), context.node_id) for partition in own]
+    infos = [introduce(Client.of(*one)) for one in settings]
+    return Message(wire.join({info.client: wire.write_client_info(info) for info in infos}), reply_to=message)
+
+
+def introduce(client: Client) -> wire.ClientInfo:
+    """Return what the server has to know of a client before round 1."""
     model, _ = _skeleton(client.architecture, client.spec, client.device)
-    info = wire.ClientInfo(
+    return wire.ClientInfo(
         client=client.name,
         model=client.architecture,
         feature_dim=model.width,
@@ -235,17 +307,42 @@ def query(message: Message, context: Context) -> Message:
         worker=_simulation_worker(),
         shared=wire.tensor_spec(client.shared(model)),
     )
-    return Message(wire.write_client_info(info), reply_to=message)
+
+
+def _as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
+    """Return the configuration that a node would have as another client of a simulation."""
+    return {**node, "partition-id": partition, "num-partitions": clients or node.get("num-partitions", 0)}
 
 
 # What a client answers, and what is to be done before it may be sent.
 Answer = tuple[RecordDict, Callable[[], None]]
 
+# Most clients that a worker keeps in memory until they train together.
+_MOST_WAITING = 2 * TOGETHER
+
+
+class Job(NamedTuple):
+    """A client that is about to train, as :func:`train_cohort` wants it.
+
+    Attributes:
+        model: Says what the layers are; its weights may be another client's by now.
+        member: The client's weights and what it trains on.
+        settings: How it trains.
+    """
+
+    model: FeatureModel
+    member: Member
+    settings: LocalSettings
+
+
+Training = Generator[Job, Trained, Answer]
+"""A client's round that stops where it trains, if that is to be with others."""
+
 
 @app.train()
 def train_round(message: Message, context: Context) -> Message:
     """Evaluate, train, evaluate again, measure class means, and keep the model."""
-    return _answer(message, context, train_client)
+    return _answer(message, context, train_client, training)
 
 
 @app.evaluate()
@@ -254,10 +351,21 @@ def evaluate_round(message: Message, context: Context) -> Message:
     return _answer(message, context, examine_client)
 
 
-def _answer(message: Message, context: Context, work: Callable[[Client, wire.Broadcast], Answer]) -> Message:
-    """Answer for this node's client, or one after the other for all that the message names.
+def _answer(
+    message: Message,
+    context: Context,
+    work: Callable[[Client, wire.Broadcast], Answer],
+    steps: Callable[[Client, wire.Broadcast], Training] | None = None,
+) -> Message:
+    """Answer for this node's client, or for all that the message names.
 
     Models are written beside the work on the next client; nothing is sent before all of them are on the disk.
+
+    Args:
+        message: What the server asks.
+        context: The node's.
+        work: What a client does.
+        steps: The same for a client that trains together with others.
     """
     hosted = wire.read_hosted(message.content)
     if not hosted:
@@ -268,26 +376,116 @@ def _answer(message: Message, context: Context, work: Callable[[Client, wire.Bro
         raise WireError(
             f"the server wants an answer for partitions {hosted!r:.200}; a real node answers for itself alone"
         )
-    parts: dict[str, RecordDict] = {}
-    writes: dict[str, Future[None]] = {}
+    clients = int(wire.read_settings(message.content).get("clients", 0))
     with ThreadPoolExecutor(1) as disk:
+        answers = _Answers(disk)
         for partition in hosted:
-            node_config = {**context.node_config, "partition-id": partition}
-            name = str(partition)
-            try:
-                parts[name], finish = work(*_open(message, node_config, context.node_id))
-                writes[name] = disk.submit(finish)
-            except Exception as err:  # one client's failure is not the others'
-                _log.exception("client %s failed", name)
-                parts[name] = wire.write_failure(err)
-    for name, write in writes.items():
-        if failure := write.exception():
-            _log.error("client %s failed", name, exc_info=failure)
-            parts[name] = wire.write_failure(failure)
-    return Message(wire.join(parts), reply_to=message)
+            with answers.catching(str(partition)):
+                node = _as_partition(context.node_config, partition, clients)
+                client, broadcast = _open(message, node, context.node_id)
+                if steps is not None and in_cohort(client):
+                    answers.wait(client, steps(client, broadcast))
+                else:
+                    answers.keep(client.name, work(client, broadcast))
+        answers.train_all()
+    return Message(wire.join(answers.parts()), reply_to=message)
+
+
+class _Answers:
+    """The answers for several clients while they are being made; one client's failure is not the others'.
+
+    Args:
+        disk: Writes models beside the work on the next client.
+    """
+
+    def __init__(self, disk: ThreadPoolExecutor) -> None:
+        self._disk = disk
+        self._parts: dict[str, RecordDict] = {}
+        self._writes: dict[str, Future[None]] = {}
+        self._waiting: dict[str, list[tuple[str, Training, Job]]] = {}
+
+    @contextlib.contextmanager
+    def catching(self, *names: str) -> Iterator[None]:
+        """Turn an exception into the failure of some clients."""
+        try:
+            yield
+        except Exception as err:
+            for name in names:
+                _log.error("client %s failed", name, exc_info=err)
+                self._parts[name] = wire.write_failure(err)
+
+    def keep(self, name: str, answer: Answer) -> None:
+        """Take a client's answer, and write its model."""
+        self._parts[name], finish = answer
+        self._writes[name] = self._disk.submit(finish)
+
+    def wait(self, client: Client, steps: Training) -> None:
+        """Have a client wait for others of its architecture to train with."""
+        job = next(steps)
+        waiting = self._waiting.setdefault(client.architecture, [])
+        waiting.append((client.name, steps, job))
+        if len(waiting) == _MOST_WAITING:
+            self._train(client.architecture)
+
+    def train_all(self) -> None:
+        """Train all that are waiting."""
+        for architecture in list(self._waiting):
+            self._train(architecture)
+
+    def _train(self, architecture: str) -> None:
+        waiting = self._waiting.pop(architecture)
+        with self.catching(*(name for name, _, _ in waiting)):
+            trained = _train_jobs([job for _, _, job in waiting])
+            for (name, steps, _), result in zip(waiting, trained, strict=True):
+                with self.catching(name):
+                    self.keep(name, _resume(steps, result))
+
+    def parts(self) -> dict[str, RecordDict]:
+        """Return each client's answer; the models are on the disk."""
+        for name, write in self._writes.items():
+            with self.catching(name):
+                write.result()
+        return self._parts
+
+
+def in_cohort(client: Client) -> bool:
+    """Whether the client trains by ``train_cohort``, with others where there are some."""
+    config = client.config
+    return (
+        config.cohort == "auto"
+        and config.augment == "none"
+        and not client.spec.head
+        and pays(client.architecture, config.batch_size, client.device)
+        and len(client.data.train_y) > 0
+    )
+
+
+def _train_jobs(jobs: Sequence[Job]) -> list[Trained]:
+    return train_cohort(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
+
+
+def _resume(steps: Training, trained: Trained) -> Answer:
+    """Let a client that has been trained go on to the end."""
+    try:
+        steps.send(trained)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    raise AssertionError("a client trains once a round")
 
 
 def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
+    """Answer for a client that trains alone, see :func:`training`."""
+    steps = training(client, broadcast)
+    try:
+        job = next(steps)
+    except StopIteration as done:
+        answer: Answer = done.value
+        return answer
+    return _resume(steps, _train_jobs([job])[0])
+
+
+def training(client: Client, broadcast: wire.Broadcast) -> Training:
     """Evaluate, train, evaluate again, measure class means; the model is kept when the answer's second part is called.
 
     Raises:
@@ -310,7 +508,16 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     heads: tuple[Tensor, Tensor] | None = None
     if wants_gradients(config) and config.hyper__grad_point == "before-training":
         gradients, heads = class_gradients(client, model, view, extract(model, data.train_x))
-    losses, running = _train(client, model, view)
+    if in_cohort(client):
+        spent = time.perf_counter() - started
+        trained = yield _job(client, model, view)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(trained.parameters[name])
+        losses, running = trained.losses, trained.running
+        started = time.perf_counter() - spent - trained.seconds
+    else:
+        losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
     features = extract(model, data.train_x) if running is None or wants_gradients(config) else None
     statistics = running or measure(client, model, features)
@@ -354,13 +561,15 @@ def evaluate_client(client: Client, model: FeatureModel, view: View) -> wire.Eva
     prototypes, present = view.prototypes() or (None, None)
     if prototypes is not None and present is not None:
         prototypes, present = prototypes.to(device), present.to(device)
-    right, by_prototype = count_correct(model, features, data.test_y, prototypes, present)
+    predicted, by_prototype = predict(model, features, data.test_y, prototypes, present)
+    right = predicted == data.test_y.to(device)
     return wire.Evaluation(
         correct=int(right.sum()),
         total=len(data.test_y),
         correct_prototype=by_prototype,
         class_correct=tuple(class_counts(data.test_y[right.cpu()], client.num_classes).tolist()),
         class_total=tuple(class_counts(data.test_y, client.num_classes).tolist()),
+        class_predicted=tuple(class_counts(predicted.cpu(), client.num_classes).tolist()),
     )
 
 
@@ -397,12 +606,11 @@ def class_gradients(
         index = _some_of_each(labels, config.hyper__grad_samples, generator)
         features, labels = features[index.to(features.device)], labels[index]
     labels = labels.to(features.device)
-    own_head = model.head.weight.detach(), model.head.bias.detach()
     classifier = None
     if config.hyper__retrain != "none":
-        of_weight, of_bias = classifier_gradients(features, labels, *own_head)
+        of_weight, of_bias = classifier_gradients(features, labels, *model.linear_head)
         classifier = of_weight.cpu(), of_bias.cpu()
-    head = own_head if config.hyper__head == "shared" else view.head()
+    head = model.linear_head if config.hyper__head == "shared" else view.head()
     there = view.map
     if not config.learns or head is None or (config.frame != "shared" and there is None):
         return None, classifier
@@ -448,18 +656,40 @@ def _open(message: Message, node_config: Mapping[str, Any], node_id: int) -> tup
 def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, float], Statistics | None]:
     if not len(client.data.train_y):
         return {}, None
-    config = client.config
-    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(LocalSettings)}
-    generator = torch_generator(config.seed, "batches", view.broadcast.server_round, client.name)
-    alignment, anchoring = _alignment(view, client.device), _anchoring(view, client)
-    return train(model, client.data, LocalSettings(**fields), alignment, generator, anchoring)
+    return train(
+        model,
+        client.data,
+        _local_settings(client),
+        _alignment(view, client.device),
+        _batch_order(client, view),
+        _anchoring(view, client),
+    )
+
+
+def _job(client: Client, model: FeatureModel, view: View) -> Job:
+    member = Member(
+        parameters={name: parameter.detach().clone() for name, parameter in model.named_parameters()},
+        data=client.data,
+        alignment=_alignment(view, client.device),
+        generator=_batch_order(client, view),
+        anchoring=_anchoring(view, client),
+    )
+    return Job(model, member, _local_settings(client))
+
+
+def _local_settings(client: Client) -> LocalSettings:
+    return LocalSettings(**{f.name: getattr(client.config, f.name) for f in dataclasses.fields(LocalSettings)})
+
+
+def _batch_order(client: Client, view: View) -> torch.Generator:
+    return torch_generator(client.config.seed, "batches", view.broadcast.server_round, client.name)
 
 
 def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
     """Refuse a model that training has broken: it is not kept, so the next round starts from the last good one."""
     state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
     # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
-    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(model.head.weight)).isfinite()):
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
         return
     broken = [name for name, t in state.items() if not bool(t.isfinite().all())]
     if broken:
@@ -539,15 +769,23 @@ def _partition(node: Mapping[str, Any]) -> tuple[int | None, int]:
     return partition, partitions
 
 
-def _split(dataset: ImageDataset, config: RunConfig, partition: int | None, partitions: int) -> ClientSplit:
+@functools.lru_cache(maxsize=4)
+def _dataset(data: str, data_dir: str, classes: str, outside: str) -> Dataset:
+    """Read a data set and number its classes as the federation does, once per process."""
+    return with_classes(load_dataset(data, data_dir), class_names(classes), outside=outside)
+
+
+def _split(config: RunConfig, outside: str, partition: int | None, partitions: int) -> ClientSplit:
     return _splits(
-        config.data,
-        config.data_dir,
+        (config.data, config.data_dir, config.classes, outside),
         config.partition if partition is not None else "iid",
         max(1, partitions),
         config.partition_seed,
         PartitionOptions(
-            alpha=config.alpha, classes_per_client=config.classes_per_client, min_samples=config.min_samples
+            alpha=config.alpha,
+            classes_per_client=config.classes_per_client,
+            min_samples=config.min_samples,
+            imbalance=config.imbalance,
         ),
         config.split,
         config.test_fraction,
@@ -556,8 +794,7 @@ def _split(dataset: ImageDataset, config: RunConfig, partition: int | None, part
 
 @functools.lru_cache(maxsize=4)
 def _splits(
-    data: str,
-    data_dir: str,
+    data: tuple[str, str, str, str],
     partition: str,
     clients: int,
     seed: int,
@@ -567,7 +804,7 @@ def _splits(
 ) -> list[ClientSplit]:
     """Split a data set over all clients, once per process."""
     return split_clients(
-        load_dataset(data, data_dir),
+        _dataset(*data),
         partition=partition,
         clients=clients,
         seed=seed,
@@ -577,14 +814,33 @@ def _splits(
     )
 
 
+def _spec(dataset: Dataset, config: RunConfig, head: tuple[int, ...]) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit, and the widths of its hidden layers.
+
+    Raises:
+        ConfigError: If texts should be augmented as pictures are.
+    """
+    classes = len(dataset.classes)
+    if not isinstance(dataset, TextDataset):
+        channels, height, width = dataset.x.shape[1:]
+        return ModelSpec(channels, height, width, config.feature_dim, classes, head)
+    if config.augment != "none":
+        raise ConfigError(
+            f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
+        )
+    return TextSpec(dataset.vocabulary, dataset.x.shape[1], config.feature_dim, classes, head)
+
+
 @functools.lru_cache(maxsize=32)
-def _skeleton(architecture: str, spec: ModelSpec, device: torch.device) -> tuple[FeatureModel, dict[str, Tensor]]:
+def _skeleton(
+    architecture: str, spec: ModelSpec | TextSpec, device: torch.device
+) -> tuple[FeatureModel, dict[str, Tensor]]:
     """A model whose weights are about to be replaced, and its tensors: building one costs more than filling it."""
     model = create_model(architecture, spec, seed=0).to(device)
     return model, model.state_dict()
 
 
-def _domain(dataset: ImageDataset, split: ClientSplit) -> str:
+def _domain(dataset: Dataset, split: ClientSplit) -> str:
     if dataset.domain is None or not len(split.train):
         return ""
     held = dataset.domain[torch.from_numpy(split.train)].unique()

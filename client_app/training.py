@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
+from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from isoproto.losses.hyper import Anchors
 from isoproto.seeding import derive
@@ -20,6 +21,10 @@ from models import FeatureModel
 # Numbers per forward pass without gradients. On a CPU the feature maps of more fall out of the cache: 300 pictures
 # 32x32x3 at once took a quarter longer than in three parts.
 _EVAL_NUMBERS = {"cpu": 5 * 2**16, "other": 2**24}
+_TOKEN_NUMBERS = 64  # what a token counts for: it becomes a vector
+
+TERMS = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
+"""Names of the loss terms that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,7 @@ class LocalSettings:
     momentum: float
     weight_decay: float
     proto_source: str
+    augment: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +157,10 @@ def train(
     Args:
         model: Trained in place; on the device that the data are moved to.
         data: The client's data; at least one training sample.
-        settings: Epochs, batches, optimiser.
+        settings: Epochs, batches, optimiser, augmentation.
         alignment: What to align to.
-        generator: Source of the batch order; its seed is also that of dropout.
+        generator: Source of the batch order; its seed is also that of dropout and of the
+            augmentation, so that neither changes the order.
         anchoring: What to pull to.
 
     Returns:
@@ -168,15 +175,17 @@ def train(
     weights = torch.tensor([alignment.lambda_, alignment.gamma] if alignment else [0.0, 0.0], device=device)
     pulls = torch.tensor([anchoring.pcl, anchoring.pal] if anchoring else [0.0, 0.0], device=device)
     nothing = torch.zeros(2, device=device)
-    totals = torch.zeros(6, device=device)
+    totals = torch.zeros(len(TERMS), device=device)
     running: Statistics | None = None
+    augment = AUGMENTATIONS[settings.augment]
+    draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "augment"))
     with _dropout_from(generator, device):
         for epoch in range(settings.epochs):
             last = epoch == settings.epochs - 1
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
             for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
-                features = model.features(to_float(data.train_x[index].to(device)))
+                features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
                 loss = cross_entropy = functional.cross_entropy(model.head(features), y)
                 terms = drawn = nothing
                 if goal is not None:
@@ -195,8 +204,7 @@ def train(
                     seen = Statistics.of(features.detach(), y, len(data.classes))
                     running = seen if running is None else running + seen
     means = (totals / samples).tolist()
-    names = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
-    return dict(zip(names, means, strict=True)), running
+    return dict(zip(TERMS, means, strict=True)), running
 
 
 @contextmanager
@@ -223,20 +231,21 @@ def _equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:
 
 @torch.no_grad()
 def extract(model: FeatureModel, x: Tensor) -> Tensor:
-    """Return the features ``[n, d]`` of pictures ``x`` ``[n, ...]``, uint8, in eval mode."""
+    """Return the features ``[n, d]`` of pictures or token ids ``x`` ``[n, ...]`` in eval mode."""
     model.eval()
     device = next(model.parameters()).device
-    at_once = _EVAL_NUMBERS["cpu" if device.type == "cpu" else "other"] // max(1, x[:1].numel())
+    numbers = x[:1].numel() * (_TOKEN_NUMBERS if x.dtype == torch.int32 else 1)
+    at_once = _EVAL_NUMBERS["cpu" if device.type == "cpu" else "other"] // max(1, numbers)
     # Equal parts: a short one at the end costs nearly as much as a full one.
     parts = [model.features(to_float(part.to(device))) for part in _equal_parts(x, max(1, at_once))]
     return torch.cat(parts) if parts else torch.zeros(0, model.width, device=device)
 
 
 @torch.no_grad()
-def count_correct(
+def predict(
     model: FeatureModel, features: Tensor, labels: Tensor, prototypes: Tensor | None, present: Tensor | None
 ) -> tuple[Tensor, int | None]:
-    """Return which samples the head gets right, and how many the nearest global prototype does.
+    """Return the class that the head gives each sample, and how many the nearest global prototype gets right.
 
     Args:
         model: Gives the head.
@@ -246,13 +255,13 @@ def count_correct(
         present: Which of them there are, ``[C]``.
 
     Returns:
-        A bool tensor ``[n]``; a count, or ``None`` without prototypes.
+        An int64 tensor ``[n]``; a count, or ``None`` without prototypes.
     """
     labels = labels.to(features.device)
-    right = model.head(features).argmax(dim=1) == labels
+    predicted = model.head(features).argmax(dim=1)
     if prototypes is None or present is None or not bool(present.any()):
-        return right, None
+        return predicted, None
     # |z - p|^2 without |z|^2, which is the same for all prototypes of a sample.
     distance = prototypes.square().sum(dim=1) - 2 * features @ prototypes.T  # [n, C]
     nearest = distance.masked_fill(~present, torch.inf).argmin(dim=1)
-    return right, int((nearest == labels).sum())
+    return predicted, int((nearest == labels).sum())

@@ -11,9 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isoproto import cli_keys, paths
+from isoproto import cli_data, cli_keys, cli_node, paths
 from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.errors import ConfigError, IsoprotoError
+from isoproto.own_code import absolute, is_own
 
 _log = logging.getLogger("isoproto")
 
@@ -24,6 +25,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cli_keys.app)
+app.add_typer(cli_data.app)
+app.add_typer(cli_node.app)
 
 RunConfigOption = Annotated[
     list[str] | None,
@@ -100,20 +103,23 @@ def report(
 def list_models(
     size: Annotated[int, typer.Option(min=16, help="Rows and columns of a picture.")] = 32,  # cnn4 takes no fewer
     channels: Annotated[int, typer.Option(min=1, help="Its channels.")] = 3,
+    words: Annotated[int, typer.Option(min=2, help="Vocabulary of texts.")] = 30_000,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 200,
     feature_dim: Annotated[int, typer.Option(min=1, help="Feature width all models are pooled to.")] = 512,
     classes: Annotated[int, typer.Option(min=1, help="Outputs of the head.")] = 10,
     family: Annotated[str, typer.Option(metavar="NAME", help="Only the models of this family.")] = "",
 ) -> None:
     """List the models and what each costs, and the families that they are dealt out in."""
-    from models import FAMILIES, MODELS, ModelSpec, architectures
+    from models import FAMILIES, MODELS, TEXT_MODELS, ModelSpec, TextSpec, architectures
     from models.cost import cost
 
-    spec = ModelSpec(channels, size, size, feature_dim, classes)
+    pictures = ModelSpec(channels, size, size, feature_dim, classes)
+    text = TextSpec(words, length, feature_dim, classes)
     table = Table("model", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("parameters", "MFLOPs per sample", "width before pooling"):
         table.add_column(heading, justify="right")
-    for name in dict.fromkeys(architectures(family) if family else MODELS):
-        counted = cost(name, spec)
+    for name in dict.fromkeys(architectures(family) if family else (*MODELS, *TEXT_MODELS)):
+        counted = cost(name, text if name in TEXT_MODELS else pictures)
         table.add_row(name, f"{counted.parameters:,}", f"{counted.flops / 1e6:,.1f}", str(counted.width))
     families = Table("family", "models, dealt out in this order", box=box.SIMPLE_HEAD, pad_edge=False)
     for label in [family] if family else FAMILIES:
@@ -150,6 +156,11 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
     kind, _, path = str(values.get("data", "")).partition(":")
     if path and Path(path).exists():  # seen from where the command was typed
         values["data"] = f"{kind}:{Path(path).absolute()}"
+    if kind == "module":
+        values["data"] = f"{kind}:{absolute(path, Path())}"
+    if is_own(models := str(values.get("models", ""))):
+        values["models"] = ",".join(absolute(name.strip(), Path()) for name in models.split(","))
+    clients = int(values.get("clients", 0)) or clients
     if engine == "flower":
         from isoproto.flower_engine import run_under_flower
         from server_app.app import unknown_names

@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,16 @@ class RunConfig:
         stale: A class nobody sent this round keeps its last prototype (``keep``) or has none (``drop``).
         rounds: Rounds of training, >= 0.
         fraction: Share of the clients that train in a round, in (0, 1].
+        join_late: Share of the clients that take no part in training before round ``join_round``, in [0, 1); they are
+            evaluated with the others, and told apart in the figures.
+        join_round: The first round they may train in; 0: never.
         seed: Seed of models, cohorts and batches. The partition has its own.
         resume: Run folder (or its name under the output folder) of an interrupted run to go on with.
         init_from: Experiment id whose client models (under the same state folder) are the starting point.
-        data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``.
+        data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE``, ``jsonl:FILE``.
         data_dir: Folder with data files; absolute.
+        classes: Names of the federation's classes, separated by commas: clients number theirs by them, and may lack
+            some; empty: the data set's own.
         partition: Name in ``PARTITIONERS``.
         partition_seed: Seed of the partition and of each client's train/test split.
         alpha: Concentration of the Dirichlet partitions, > 0.
@@ -96,20 +101,29 @@ class RunConfig:
         split: ``merged``: official train and test part are pooled, and each client splits its own share;
             ``official``: clients get their train data from the train part and test data from the test part.
         test_fraction: Share of a client's data that is its test part under ``split = merged``.
+        imbalance: Long tail of the training part, >= 1: how many times rarer the last class is than the first; 1: none.
         models: A family's name, or model names separated by commas; dealt out by partition id.
         feature_dim: Feature width d that all models have in common.
+        heads: Name in ``HEADS``: every client has a ``linear`` head, or they are dealt out like the models: one to four
+            layers (``mixed``), or HtFLlib's ``htc4``.
         init: ``per-client``: independent initial weights; ``per-architecture``: equal ones where the
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
         batch_size: Mini-batch size B, >= 2: BatchNorm cannot train on one sample.
+        augment: Random changes of training pictures, drawn for each sample anew: ``flip``; ``crop_flip``, which shifts
+            by up to four pixels too; AutoAugment's policy for CIFAR-10. Prototypes of ``post-eval`` and tests see none.
         optimizer: Local optimiser, created anew every round.
         learning_rate: Its step size, >= 0; 0 leaves the models as they are.
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Its L2 penalty, >= 0.
         device: ``auto`` takes a GPU where there is one.
+        cohort: Whether clients of an architecture for which it pays are trained as one program (``auto``; models and
+            batches in ``client_app.cohort``, with linear heads and without augmentation), or all one by one (``off``).
+            Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
-        min_nodes: Nodes to wait for before round 1; 0: all of a simulation, else 2.
+        clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
+        min_nodes: Nodes (in a simulation: clients) to wait for before round 1; 0: all of a simulation, else 2.
         wait_timeout: Seconds to wait for them.
         round_timeout: Seconds until a round closes with the replies it has.
         min_replies: Good replies below which a round counts as empty and changes nothing, >= 1.
@@ -142,6 +156,8 @@ class RunConfig:
         hyper__pcl: Weight of HPCL, dimensionless; ``auto`` as above.
         hyper__pal: Weight of HPAL, likewise.
         max_norm: Largest Euclidean norm of a prototype row that the server accepts.
+        wire__dtype: How rows of prototypes, gradients, relations and anchors travel, both ways: as they are, or rounded
+            with one scale per row. Weights are never rounded.
         output_dir: Folder of run folders; absolute. Empty: ``$ISOPROTO_HOME/runs``, else the user's data folder.
         state_dir: Folder of the clients' own models; absolute. Empty: likewise, ``state``.
     """
@@ -181,12 +197,15 @@ class RunConfig:
 
     rounds: int = _number(15, 0)
     fraction: float = _number(1.0, 0, 1, above=True)
+    join_late: float = _number(0.0, 0, 0.99)
+    join_round: int = _number(0, 0)
     seed: int = _number(0, 0)
     resume: str = ""
     init_from: str = ""
 
     data: str = "digits4"
     data_dir: str = ""
+    classes: str = ""
     partition: str = "domain"
     partition_seed: int = _number(1, 0)
     alpha: float = _number(0.1, 0, above=True)
@@ -194,19 +213,24 @@ class RunConfig:
     min_samples: int = _number(2, 0)
     split: str = _one_of("merged", "merged", "official")
     test_fraction: float = _number(0.25, 0, 0.9, above=True)
+    imbalance: float = _number(1.0, 1)
 
     models: str = "demo4"
     feature_dim: int = _number(128, 1, 65536)
+    heads: str = "linear"
     init: str = _one_of("per-client", "per-client", "per-architecture")
     epochs: int = _number(1, 1)
     batch_size: int = _number(32, 2)
+    augment: str = _one_of("none", "none", "flip", "crop_flip", "autoaugment")
     optimizer: str = _one_of("sgd", "sgd", "adam", "adamw")
     learning_rate: float = _number(0.02, 0)
     momentum: float = _number(0.9, 0, 0.999)
     weight_decay: float = _number(0.0, 0)
     device: str = AUTO
+    cohort: str = _one_of(AUTO, AUTO, "off")
 
     evaluate_every: int = _number(0, 0)
+    clients: int = _number(0, 0)
     min_nodes: int = _number(0, 0)
     wait_timeout: float = _number(300.0, 0, above=True)
     round_timeout: float = _number(3600.0, 0, above=True)
@@ -215,6 +239,7 @@ class RunConfig:
     min_class_samples: int = _number(1, 1)
     min_contributors: int = _number(1, 1)
     max_norm: float = _number(1e6, 0, above=True)
+    wire__dtype: str = _one_of("float32", "float32", "float16", "int8")
 
     output_dir: str = ""
     state_dir: str = ""
@@ -267,21 +292,9 @@ class RunConfig:
               unknown key `round` (did you mean `rounds`?)
               `seed` must be int, got 'x'
         """
-        problems, found = [], {}
-        for key, value in values.items():
-            field = _FIELDS.get(key)
-            if field is None:
-                close = difflib.get_close_matches(key, _FIELDS, n=1)
-                problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
-            elif (problem := _type_problem(key, field, value)) or (problem := _rule_problem(key, field, value)):
-                problems.append(problem)
-            else:
-                found[field.name] = float(value) if field.type is float else value
-        problems += [*_relation_problems(found), *check(found)]
-        if problems:
-            count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-            raise ConfigError("\n  ".join([f"{count} in the {source}:", *problems]))
-        return cls(**found)  # type: ignore[arg-type]
+        found, problems = read_fields(_FIELDS, values)
+        refuse([*problems, *_relation_problems(found), *check(found)], source)
+        return cls(**found)
 
     def to_mapping(self) -> dict[str, Scalar]:
         """Return the flat mapping that ``from_mapping`` reads."""
@@ -293,6 +306,34 @@ class RunConfig:
         Sender and receiver run the same code (their fingerprints are compared), so this says everything.
         """
         return {k: v for k, v in self.to_mapping().items() if v != _FIELDS[k].default}
+
+
+def read_fields(
+    fields: Mapping[str, "dataclasses.Field[Any]"], values: Mapping[str, Scalar]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that are right, by field name, and what is wrong with each of the others."""
+    problems, found = [], {}
+    for key, value in values.items():
+        field = fields.get(key)
+        if field is None:
+            close = difflib.get_close_matches(key, fields, n=1)
+            problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
+        elif (problem := _type_problem(key, field, value)) or (problem := _rule_problem(key, field, value)):
+            problems.append(problem)
+        else:
+            found[field.name] = float(value) if field.type is float else value
+    return found, problems
+
+
+def refuse(problems: Sequence[str], source: str) -> None:
+    """Say everything that is wrong with some settings at once.
+
+    Raises:
+        ConfigError: If there is a problem.
+    """
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError("\n  ".join([f"{count} in the {source}:", *problems]))
 
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {

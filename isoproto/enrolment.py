@@ -135,6 +135,12 @@ def enrolled_as(folder: Path, name: str) -> str:
     return f"node {record.node_id} at {record.connection}" if record else ""
 
 
+def enrolled_names(folder: Path, connection: str) -> dict[str, str]:
+    """Return the names of the nodes that were enrolled from a folder of keys at a SuperLink, by their numbers."""
+    records = {name: _read(folder, name) for name in keys.node_names(folder)}
+    return {one.node_id: name for name, one in records.items() if one and one.connection == connection}
+
+
 def _accepted(connection: str, ask: Ask) -> set[str]:
     """Return the numbers of the nodes whose keys a SuperLink accepts."""
     nodes = ask(["supernode", "list", connection])["nodes"]

@@ -12,6 +12,8 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isoproto.evaluation import LEVELS, domain_figures, pooled_accuracy, pooled_classes, rounds_to
+
 Line = Mapping[str, Any]
 LAST_ROUNDS = 5  # `accuracy.last5`
 
@@ -198,13 +200,21 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
         lines: Parsed lines in the order of the file; a run in progress is welcome.
 
     Returns:
-        Four parts, None where nothing is known:
+        These parts, None where nothing is known:
 
-        - ``accuracy``: ``mean``, ``micro``, ``worst_decile``, ``best_decile`` and ``std`` of the last row of
-          :func:`accuracy_history`, which is the final evaluation once there is one; ``best`` and
-          ``best_round`` over the rows that measured everybody (the earliest of equals); ``last5``, the mean
+        - ``accuracy``: ``mean``, ``micro``, ``worst_decile``, ``best_decile``, ``std`` and ``variance`` of the last
+          row of :func:`accuracy_history`, which is the final evaluation once there is one; ``best`` and
+          ``best_round`` over the rows that measured everybody (the earliest of equals), and ``best_micro`` and
+          ``best_micro_round`` likewise; ``last5``, the mean
           of ``mean`` over the last five rounds; ``nearest_prototype``, the clients' mean in the last
           evaluation when the nearest global prototype answers; ``initial``, the mean before round 1.
+        - ``rounds_to``: the first row that measured everybody and whose ``mean`` is at least so much.
+        - ``classes``: ``macro_f1``, ``balanced_accuracy``, and by class ``accuracy`` and ``f1``, and
+        - ``domains``: ``accuracy`` of ``each`` and their ``mean``, of the last evaluation.
+        - ``global``: ``accuracy``, ``best``, ``best_round`` and ``last5`` of the averaged model on all test samples;
+          known only where one model stood behind an evaluation.
+        - ``late``: ``clients`` that were kept from training, ``mean`` and ``others`` (the mean of everybody else) in
+          the last row, ``before`` in the last row before one of them trained, and ``joined``, the round of that.
         - ``bytes``: ``up``, ``down``, ``up_rows``, means per client and round that replied.
         - ``seconds``: ``round``, the median, and ``total``, the sum over rounds.
         - ``clients``: ``total`` ever seen, ``evaluated`` in the mean, and ``failed`` as
@@ -228,9 +238,11 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
     final = rows[-1] if rows else accuracy_summary([], [])
     known = [(int(r), mean) for r, row in zip(history.rounds, rows, strict=True) if (mean := row["mean"]) is not None]
     complete = set(history.rounds[history.complete].tolist())
-    best_round, best = max(
-        ((r, mean) for r, mean in known if r in complete), key=lambda point: point[1], default=(None, None)
-    )
+    measured = [(int(r), row) for r, row in zip(history.rounds, rows, strict=True) if r in complete]
+    best_round, best = _best((r, row["mean"]) for r, row in measured)
+    best_micro_round, best_micro = _best((r, row["micro"]) for r, row in measured)
+    curve = [np.nan if row["mean"] is None else row["mean"] for _, row in measured]
+    last = by_kind["evaluation"][-1]["clients"] if by_kind["evaluation"] else []
     seconds = [line["seconds"]["round"] for line in by_kind["round"] if "seconds" in line]
     failed = [{key: line[key] for key in ("client", "round", "reason")} for line in by_kind["failure"]]
     return {
@@ -239,13 +251,21 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             "micro": final["micro"],
             "best": best,
             "best_round": best_round,
+            "best_micro": best_micro,
+            "best_micro_round": best_micro_round,
             "last5": _mean([mean for r, mean in known if r > 0][-LAST_ROUNDS:]),
             "worst_decile": final["worst_decile"],
             "best_decile": final["best_decile"],
             "std": final["std"],
+            "variance": final["variance"],
             "nearest_prototype": _nearest_prototype(by_kind["evaluation"][-1:]),
             "initial": dict(known).get(0),
         },
+        "rounds_to": {str(level): rounds_to([r for r, _ in measured], curve, level) for level in LEVELS},
+        "classes": dict(pooled_classes(last)),
+        "domains": dict(domain_figures(last)),
+        "global": _global(by_kind["evaluation"]),
+        "late": _late(history, last, by_kind["client"]),
         "bytes": {
             way: _mean([line["bytes"][way] for line in by_kind["client"] if way in line.get("bytes", {})])
             for way in ("up", "down", "up_rows")
@@ -256,6 +276,38 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             "evaluated": final["evaluated"],
             "failed": failed,
         },
+    }
+
+
+def _best(points: Iterable[tuple[int, float | None]]) -> tuple[int | None, float | None]:
+    """The round with the highest figure, the earliest of equals, and the figure."""
+    known = [(r, value) for r, value in points if value is not None]
+    return max(known, key=lambda point: point[1], default=(None, None))
+
+
+def _global(evaluations: Sequence[Line]) -> dict[str, Any]:
+    """Accuracy of the averaged model on all test samples."""
+    points = [(line["round"], pooled_accuracy(line["clients"])) for line in evaluations if line.get("one_model")]
+    known = [value for r, value in points if value is not None and r > 0]
+    best_round, best = _best(points)
+    latest = known[-1] if known else None
+    return {"accuracy": latest, "best": best, "best_round": best_round, "last5": _mean(known[-LAST_ROUNDS:])}
+
+
+def _late(history: History, entries: Sequence[Line], trained: Sequence[Line]) -> dict[str, Any]:
+    """Those who were kept from training, beside the others."""
+    names = {str(entry["client"]) for entry in entries if entry.get("late")}
+    columns = np.array([client in names for client in history.clients], dtype=np.bool_)
+    joined = min((line["round"] for line in trained if str(line["client"]) in names), default=None)
+    before = history.rounds < (np.inf if joined is None else joined)
+    late, others = (history.summaries(kept) if names else [] for kept in (columns, ~columns))
+    apart = [row["mean"] for row, early in zip(late, before, strict=False) if early]
+    return {
+        "clients": len(names),
+        "mean": late[-1]["mean"] if late else None,
+        "others": others[-1]["mean"] if others else None,
+        "before": apart[-1] if apart else None,
+        "joined": joined,
     }
 
 

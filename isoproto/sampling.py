@@ -38,6 +38,25 @@ def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: 
     return [names[i] for i in sorted(drawn)]
 
 
+def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> frozenset[str]:
+    """Draw the clients that are kept from training at first; one at least is not.
+
+    Args:
+        clients: Names of all clients there will be.
+        fraction: Share of them to draw, in [0, 1); rounded to the nearest whole client.
+        seed: The run's seed.
+
+    Example:
+        >>> late = late_clients(["0", "1", "2", "3"], 0.5, seed=7)
+        >>> len(late), late == late_clients(["3", "1", "2", "0"], 0.5, seed=7)
+        (2, True)
+    """
+    names = sorted(clients, key=client_order)
+    wanted = max(0, min(len(names) - 1, math.floor(fraction * len(names) + 0.5)))
+    drawn = numpy_generator(seed, "late").choice(len(names), size=wanted, replace=False) if wanted else ()
+    return frozenset(names[i] for i in drawn)
+
+
 # Seconds of work in one message: at most so long that passing it on costs nothing beside it, and towards the end ever
 # shorter, so that no worker is left with a long one while the others idle.
 _LONGEST, _SHORTEST, _SHARE = 2.0, 0.1, 0.5

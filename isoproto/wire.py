@@ -23,6 +23,7 @@ from torch import Tensor
 from isoproto.config import Scalar
 from isoproto.errors import SchemaMismatch, WireError
 from isoproto.prototypes import Contribution
+from isoproto.rounding import FORMATS, RowFormat
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +39,9 @@ LOSSES = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
 # All that a reply may hold: with these names and the shapes that C and d settle, its size is bounded.
 _ROWS = ("class-ids", "proto", "count", "grad", "grad-weight", "grad-bias")
 _SENT = ("prototypes", "present", "relations", "anchor-dir", "anchor-mean", "hyper", "head-weight", "head-bias")
+# Which of them are rows of numbers, and so travel in the run's `wire.dtype`: no weights among them.
+_ROUNDED = ("proto", "grad", "grad-weight", "prototypes", "relations", "anchor-dir", "anchor-mean", "hyper")
+_SCALE = "-scale"  # of the array that holds the scales of another one's rows
 _HYPER_LIMIT = 64  # hyper-prototypes per class
 _EVALUATED = ("correct", "total", "correct-prototype")
 _TRAIN_METRICS = (
@@ -45,7 +49,7 @@ _TRAIN_METRICS = (
     *(f"loss-{name}" for name in LOSSES),
     *(f"{moment}-{name}" for moment in ("before", "after") for name in _EVALUATED),
 )
-_EVALUATE_METRICS = (*(f"after-{name}" for name in _EVALUATED), "class-correct", "class-total")
+_EVALUATE_METRICS = (*(f"after-{name}" for name in _EVALUATED), "class-correct", "class-total", "class-predicted")
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Spec = dict[str, tuple[str, tuple[int, ...]]]
@@ -129,6 +133,11 @@ class Broadcast:
     head: tuple[Tensor, Tensor] | None = None
     shared: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def dtype(self) -> str:
+        """How rows travel, here and in the reply: `wire.dtype` of the settings."""
+        return _row_dtype(self.settings)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
@@ -140,6 +149,7 @@ class Evaluation:
         correct_prototype: Samples right by the nearest global prototype; ``None`` without prototypes.
         class_correct: ``correct`` by class, ``[C]``.
         class_total: ``total`` by class, ``[C]``.
+        class_predicted: Test samples by the class that the head gives them, ``[C]``.
     """
 
     correct: int
@@ -147,6 +157,7 @@ class Evaluation:
     correct_prototype: int | None = None
     class_correct: tuple[int, ...] = ()
     class_total: tuple[int, ...] = ()
+    class_predicted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +201,7 @@ class Expected:
         shared: Names, dtypes and shapes of shared weights; empty if none may come.
         classifier: Whether gradients with respect to the head may come.
         max_gradient: Largest norm of a gradient row; 0 if none may come, infinite if the head in the reply tells.
+        dtype: How rows travel, `wire.dtype`.
     """
 
     client: str
@@ -200,6 +212,7 @@ class Expected:
     max_norm: float = math.inf
     max_gradient: float = 0.0
     classifier: bool = False
+    dtype: str = "float32"
     shared: Spec = field(default_factory=dict)
 
 
@@ -261,13 +274,9 @@ def write_broadcast(broadcast: Broadcast) -> RecordDict:
         *(broadcast.prototypes, broadcast.present, broadcast.relations, broadcast.directions, broadcast.means),
         *(broadcast.hyper, weight, bias),
     )
-    arrays = {
-        name: _array(tensor, torch.uint8 if name == "present" else torch.float32)
-        for name, tensor in zip(_SENT, tensors, strict=True)
-        if tensor is not None
-    }
-    if arrays:
-        content[_ARRAYS] = ArrayRecord(arrays)
+    sent = {name: tensor for name, tensor in zip(_SENT, tensors, strict=True) if tensor is not None}
+    if sent:
+        content[_ARRAYS] = _write_arrays(sent, broadcast.dtype)
     if broadcast.shared:
         content[_MODEL] = ArrayRecord({name: _array(t, t.dtype) for name, t in broadcast.shared.items()})
     return content
@@ -292,20 +301,13 @@ def write_failure(error: BaseException) -> RecordDict:
 def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
     """Encode what a client sends after training on ``broadcast``."""
     sent = reply.contribution
-    arrays = {
-        "class-ids": _array(sent.class_ids, torch.int32),
-        "proto": _array(sent.means, torch.float32),
-        "count": _array(sent.counts, torch.int64),
-    }
-    if reply.gradients is not None:
-        arrays["grad"] = _array(reply.gradients, torch.float32)
-    if reply.classifier is not None:
-        for name, tensor in zip(("grad-weight", "grad-bias"), reply.classifier, strict=True):
-            arrays[name] = _array(tensor, torch.float32)
+    weight, bias = reply.classifier or (None, None)
+    tensors = (sent.class_ids, sent.means, sent.counts, reply.gradients, weight, bias)
+    arrays = {name: tensor for name, tensor in zip(_ROWS, tensors, strict=True) if tensor is not None}
     content = RecordDict(
         {
             _CONFIG: _reply_config(broadcast, client),
-            _ARRAYS: ArrayRecord(arrays),
+            _ARRAYS: _write_arrays(arrays, broadcast.dtype),
             _METRICS: MetricRecord(
                 {
                     "samples": sent.samples,
@@ -330,16 +332,22 @@ def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: s
             **_evaluation_metrics("after", evaluation),
             "class-correct": list(evaluation.class_correct),
             "class-total": list(evaluation.class_total),
+            "class-predicted": list(evaluation.class_predicted),
         }
     )
     return RecordDict({_CONFIG: _reply_config(broadcast, client), _METRICS: metrics})
 
 
-def payload_bytes(reply: TrainReply) -> int:
-    """Return the payload of a reply's rows in bytes: ids, float32 rows and counts, without any framing."""
+def payload_bytes(reply: TrainReply, dtype: str = "float32") -> int:
+    """Return the payload of a reply's rows in bytes: ids, rows with their scales, and counts, without any framing."""
+    form = FORMATS[dtype]
     rows, width = reply.contribution.means.shape
-    others = sum(4 * t.numel() for t in reply.classifier or ())
-    return rows * (4 + 4 * width * (1 if reply.gradients is None else 2) + 8) + others
+    one = form.bytes_of_row(width)
+    others = 0
+    if reply.classifier is not None:
+        weight, bias = reply.classifier
+        others = weight[..., 0].numel() * one + 4 * bias.numel()
+    return rows * (4 + one * (1 if reply.gradients is None else 2) + 8) + others
 
 
 def _reply_config(broadcast: Broadcast, client: str) -> ConfigRecord:
@@ -360,6 +368,20 @@ def _evaluation_metrics(moment: str, evaluation: Evaluation) -> dict[str, int]:
         f"{moment}-total": evaluation.total,
         f"{moment}-correct-prototype": -1 if prototype is None else prototype,
     }
+
+
+_STORED = {"class-ids": torch.int32, "count": torch.int64, "present": torch.uint8}  # the rest is float32
+
+
+def _write_arrays(tensors: Mapping[str, Tensor], dtype: str) -> ArrayRecord:
+    form, arrays = FORMATS[dtype], {}
+    for name, tensor in tensors.items():
+        if form.scaled and name in _ROUNDED:
+            numbers, scales = form.round(tensor.detach().cpu())
+            arrays[name], arrays[name + _SCALE] = _array(numbers, form.stored), _array(scales, torch.float32)
+        else:
+            arrays[name] = _array(tensor, _STORED.get(name, torch.float32))
+    return ArrayRecord(arrays)
 
 
 def _array(tensor: Tensor, dtype: torch.dtype) -> Array:
@@ -422,6 +444,21 @@ def read_client_info(content: RecordDict) -> ClientInfo:
     return info
 
 
+def read_client_infos(content: RecordDict) -> list[ClientInfo]:
+    """Decode and check a node's answer to a query: its client, or in a simulation all that it stands for.
+
+    Raises:
+        WireError: As :func:`read_client_info`; or if a real node wants to be several clients.
+    """
+    if not any("/" in name for name in content):
+        return [read_client_info(content)]
+    names = list(dict.fromkeys(name.partition("/")[0] for name in content))
+    infos = [read_client_info(part) for part in split(content, names).values()]
+    if names != [info.client for info in infos] or not all(info.worker for info in infos):
+        raise WireError(f"a node that is not simulated has one client; this one answers for {names!r:.200}")
+    return infos
+
+
 def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -> Broadcast:
     """Decode and check a train or evaluate message, on the client.
 
@@ -433,7 +470,9 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
     config = _record(content, _CONFIG, ConfigRecord)
     _check_schema(config)
     arrays = _record(content, _ARRAYS, ArrayRecord) if _ARRAYS in content else ArrayRecord()
-    _check_names("arrays", arrays, _SENT)
+    settings = _settings(content)
+    form = FORMATS[_row_dtype(settings)]
+    _check_names("arrays", arrays, _names(_SENT, form))
     rows = (num_classes, feature_dim)
     size = arrays["hyper"].shape[1] if "hyper" in arrays and len(arrays["hyper"].shape) == 3 else 1
     if not 1 <= size <= _HYPER_LIMIT:
@@ -448,7 +487,13 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
         "head-weight": rows,
         "head-bias": (num_classes,),
     }
-    sent = {name: _tensor(arrays, name, "uint8" if name == "present" else "float32", shapes[name]) for name in arrays}
+    sent = {
+        name: _tensor(arrays, name, "uint8", shape) if name == "present" else _rows(arrays, name, form, shape)
+        for name, shape in shapes.items()
+        if name in arrays or name + _SCALE in arrays
+    }
+    if form.scaled and "relations" in sent:  # rows are rounded one by one, and a relation goes both ways
+        sent["relations"] = (sent["relations"] + sent["relations"].T) / 2
     for together in (("prototypes", "present"), ("anchor-dir", "anchor-mean"), ("head-weight", "head-bias")):
         if (missing := [name for name in together if name not in sent]) and len(missing) < len(together):
             raise WireError(f"array '{missing[0]}' is missing; arrays: {list(sent)!r:.200}")
@@ -465,7 +510,7 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
     return Broadcast(
         experiment=_text(config, "experiment"),
         server_round=_integer(config, "round", 0),
-        settings=_settings(content),
+        settings=settings,
         prototypes=sent.get("prototypes"),
         present=present,
         relations=sent.get("relations"),
@@ -524,10 +569,11 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     """
     _check_reply_config(content, expected)
     arrays = _record(content, _ARRAYS, ArrayRecord)
-    _check_names("arrays", arrays, _ROWS)
+    form = FORMATS[expected.dtype]
+    _check_names("arrays", arrays, _names(_ROWS, form))
     rows = _leading(arrays, "class-ids", expected.num_classes)
     ids = _tensor(arrays, "class-ids", "int32", (rows,)).long()
-    means = _tensor(arrays, "proto", "float32", (rows, expected.feature_dim))
+    means = _rows(arrays, "proto", form, (rows, expected.feature_dim))
     counts = _tensor(arrays, "count", "int64", (rows,))
     _check_rows(ids, means, counts, expected)
     metrics = _record(content, _METRICS, MetricRecord)
@@ -562,15 +608,22 @@ def read_evaluate_reply(content: RecordDict, expected: Expected) -> Evaluation:
     evaluation = _read_evaluation(metrics, "after")
     correct = _integers(metrics, "class-correct", expected.num_classes)
     total = _integers(metrics, "class-total", expected.num_classes)
-    for class_id, (right, samples) in enumerate(zip(correct, total, strict=True)):
+    predicted = _integers(metrics, "class-predicted", expected.num_classes)
+    for class_id, (right, samples, given) in enumerate(zip(correct, total, predicted, strict=True)):
         if right > samples:
             raise WireError(f"metric 'class-correct', class {class_id}: {right} right of {samples} samples")
+        if right > given:
+            raise WireError(f"metric 'class-predicted', class {class_id}: {right} right of {given} predictions")
     if (sum(correct), sum(total)) != (evaluation.correct, evaluation.total):
         raise WireError(
             f"metric 'class-correct': the classes add up to {sum(correct)} right of {sum(total)}, "
             f"'after-correct' and 'after-total' say {evaluation.correct} of {evaluation.total}"
         )
-    return dataclasses.replace(evaluation, class_correct=correct, class_total=total)
+    if sum(predicted) != evaluation.total:
+        raise WireError(
+            f"metric 'class-predicted': {sum(predicted)} predictions of {evaluation.total} samples ('after-total')"
+        )
+    return dataclasses.replace(evaluation, class_correct=correct, class_total=total, class_predicted=predicted)
 
 
 def _check_schema(config: ConfigRecord) -> None:
@@ -624,16 +677,18 @@ def _read_gradients(
     arrays: ArrayRecord, ids: Tensor, shared: Mapping[str, Tensor], expected: Expected
 ) -> Tensor | None:
     """Mean feature gradients of cross-entropy: none is longer than the head that it was taken through allows."""
-    if "grad" not in arrays:
+    if "grad" not in arrays and "grad" + _SCALE not in arrays:
         return None
     if not expected.max_gradient:
         raise WireError("the reply carries gradients, but this strategy uses none")
-    gradients = _tensor(arrays, "grad", "float32", (len(ids), expected.feature_dim))
+    form = FORMATS[expected.dtype]
+    gradients = _rows(arrays, "grad", form, (len(ids), expected.feature_dim))
     if not bool(torch.isfinite(gradients).all()):
         raise WireError(f"array 'grad' holds NaN or infinity, shape {tuple(gradients.shape)}; the model has diverged")
     limit = expected.max_gradient
     if math.isinf(limit) and "head.weight" in shared:
         limit = gradient_limit(shared["head.weight"])
+    limit *= 1 + form.stretch(expected.feature_dim)
     norms = gradients.double().norm(dim=1)
     if len(norms) and float(norms.max()) > limit:
         worst = int(norms.argmax())
@@ -645,12 +700,12 @@ def _read_gradients(
 
 
 def _read_classifier(arrays: ArrayRecord, ids: Tensor, expected: Expected) -> tuple[Tensor, Tensor] | None:
-    if "grad-weight" not in arrays and "grad-bias" not in arrays:
+    if not {"grad-weight", "grad-weight" + _SCALE, "grad-bias"} & set(arrays):
         return None
     if not expected.classifier:
         raise WireError("the reply carries classifier gradients, but this strategy uses none")
     shape = (len(ids), expected.num_classes, expected.feature_dim)
-    weight = _tensor(arrays, "grad-weight", "float32", shape)
+    weight = _rows(arrays, "grad-weight", FORMATS[expected.dtype], shape)
     bias = _tensor(arrays, "grad-bias", "float32", shape[:2])
     _check_finite({"grad-weight": weight, "grad-bias": bias}, "of the classifier")
     largest = max((float(t.double().flatten(1).norm(dim=1).max()) for t in (weight, bias) if len(t)), default=0.0)
@@ -685,6 +740,33 @@ def _record(content: RecordDict, name: str, kind: type[Record]) -> Record:
 def _settings(content: RecordDict) -> dict[str, Scalar]:
     record = _record(content, _SETTINGS, ConfigRecord)
     return {k: v for k, v in record.items() if isinstance(v, bool | int | float | str)}
+
+
+def _row_dtype(settings: Mapping[str, Scalar]) -> str:
+    dtype = settings.get("wire.dtype", "float32")
+    if not isinstance(dtype, str) or dtype not in FORMATS:
+        raise WireError(f"setting 'wire.dtype': expected one of {', '.join(FORMATS)}, got {_shown(dtype)}")
+    return dtype
+
+
+def _names(known: Iterable[str], form: RowFormat) -> list[str]:
+    """Which arrays a message may hold: rounded rows have their scales beside them."""
+    return [*known, *(name + _SCALE for name in known if form.scaled and name in _ROUNDED)]
+
+
+def _rows(arrays: ArrayRecord, name: str, form: RowFormat, shape: tuple[int, ...]) -> Tensor:
+    """Decode rows ``[..., d]`` of numbers to float32, whatever they travelled in."""
+    if not form.scaled or name not in _ROUNDED:
+        return _tensor(arrays, name, "float32", shape)
+    numbers = _tensor(arrays, name, form.name, shape)
+    scales = _tensor(arrays, name + _SCALE, "float32", shape[:-1])
+    if (wrong := form.forged(numbers, scales)).any():
+        row = int(wrong.flatten().nonzero()[0])
+        raise WireError(
+            f"array '{name + _SCALE}': the scale {float(scales.flatten()[row]):.3g} of row {row} is not that of its "
+            f"numbers, of which the largest must be {form.top}"
+        )
+    return form.restore(numbers, scales)
 
 
 def _leading(arrays: ArrayRecord, name: str, limit: int) -> int:

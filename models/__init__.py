@@ -1,27 +1,49 @@
 """Model architectures by name, and families that are dealt out to clients."""
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from isoproto.errors import ConfigError
+from isoproto.own_code import is_own
 from isoproto.registry import lookup
-from models.base import FeatureModel, ModelSpec
-from models.cnn import cnn, cnn4
+from models.base import FeatureModel, ModelSpec, TextSpec
+from models.cnn import cnn, cnn4, tiny_cnn
+from models.fasttext import fasttext, text_logistic
 from models.inception import googlenet, inception
+from models.mlp import mlp
 from models.mobilenet import mobilenet, mobilenet_v2
+from models.own import own_model
+from models.recurrent import bilstm, gru, lstm
 from models.resnet import deep_resnet, resnet
+from models.textcnn import textcnn
+from models.transformer import transformer
 from models.vit import vit_b
 
-__all__ = ["FAMILIES", "MODELS", "FeatureModel", "ModelSpec", "architecture_for", "architectures", "create_model"]
+__all__ = [
+    "FAMILIES",
+    "HEADS",
+    "MODELS",
+    "TEXT_MODELS",
+    "FeatureModel",
+    "ModelSpec",
+    "TextSpec",
+    "architecture_for",
+    "architectures",
+    "create_model",
+    "head_for",
+]
 
 MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     # small ones, for tests, the demo and CPUs
     "cnn": cnn,
     "inception": inception,
+    "mlp": mlp,
     "mobilenet": mobilenet,
     "resnet": resnet,
+    "tiny_cnn": tiny_cnn,
     # those of the papers
     "cnn4": cnn4,
     "googlenet": googlenet,
@@ -39,6 +61,18 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     "vit_b16": vit_b(16),
     "vit_b32": vit_b(32),
 }
+"""Models for pictures."""
+
+TEXT_MODELS: dict[str, Callable[[TextSpec], nn.Module]] = {
+    "bilstm": bilstm,
+    "fasttext": fasttext,
+    "gru": gru,
+    "lstm": lstm,
+    "text_logistic": text_logistic,
+    "textcnn": textcnn,
+    "transformer": transformer,
+}
+"""Models for text."""
 
 _HTFE8 = (
     *("cnn4", "googlenet", "mobilenet_v2"),
@@ -61,6 +95,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "htfe9": tuple(f"resnet{layers}" for layers in (4, 6, 8, 10, 18, 34, 50, 101, 152)),
     "htm4": ("cnn4", "mobilenet_v2", "resnet18", "vit_b16"),
     "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
+    # Text: HtFLlib's group, which FedSAF uses; FedHPro has no group for text, all its clients have `textcnn`.
+    "htfe6txt": ("fasttext", "lstm", "bilstm", "transformer", "text_logistic", "gru"),
+    "text4": ("textcnn", "fasttext", "bilstm", "transformer"),
+}
+
+HEADS: dict[str, tuple[tuple[float, ...], ...]] = {
+    # Hidden widths as multiples of the feature width, one list for each kind of head that is dealt out.
+    "linear": ((),),
+    "mixed": ((), (1,), (1, 1), (1, 1, 1)),  # one to four fully connected layers
+    "htc4": ((1,), (1, 1), (1, 1 / 2), (1, 1 / 4)),  # HtFLlib's group, without the ReLU it puts on the logits
 }
 
 
@@ -68,10 +112,12 @@ def architectures(models: str) -> tuple[str, ...]:
     """Return the architectures that are dealt out to clients, in order.
 
     Args:
-        models: A name in ``FAMILIES``, or names in ``MODELS`` separated by commas.
+        models: A name in ``FAMILIES``, or names in ``MODELS``, in ``TEXT_MODELS`` or of a user's own functions
+            (``FILE.py:callable``) separated by commas. Nothing is imported here.
 
     Raises:
-        ConfigError: If any of the names is unknown, or the papers disagree on what it means.
+        ConfigError: If any of the names is unknown, the papers disagree on what it means, or some models are for
+            pictures and others for text.
 
     Example:
         >>> architectures("htfe2")
@@ -81,8 +127,14 @@ def architectures(models: str) -> tuple[str, ...]:
         meanings = "; ".join(f"{family!r} is {', '.join(FAMILIES[family])}" for family in variants)
         raise ConfigError(f"`models = {models!r}` means another list in each paper, name the one you want: {meanings}")
     names = FAMILIES.get(models) or tuple(name.strip() for name in models.split(","))
-    for name in names:
-        lookup({**MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
+    for name in [name for name in names if not is_own(name)]:
+        lookup({**MODELS, **TEXT_MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
+    text, pictures = ([name for name in names if name in table] for table in (TEXT_MODELS, MODELS))
+    if text and pictures:
+        raise ConfigError(
+            f"`models` must be all for pictures or all for text, got {', '.join(pictures)} for pictures and "
+            f"{', '.join(text)} for text"
+        )
     return names
 
 
@@ -104,15 +156,50 @@ def architecture_for(models: str, partition: int) -> str:
     return names[partition % len(names)]
 
 
-def create_model(name: str, spec: ModelSpec, seed: int) -> FeatureModel:
+def head_for(heads: str, partition: int, feature_dim: int) -> tuple[int, ...]:
+    """Return the hidden widths of a client's head: entry ``partition`` modulo their number of ``HEADS[heads]``.
+
+    Args:
+        heads: A name in ``HEADS``.
+        partition: The client's partition id, >= 0.
+        feature_dim: Feature width d.
+
+    Raises:
+        ConfigError: If no group of heads has the name.
+
+    Example:
+        >>> [head_for("htc4", i, 512) for i in range(4)]
+        [(512,), (512, 512), (512, 256), (512, 128)]
+    """
+    group = lookup(HEADS, "heads", heads)
+    return tuple(max(1, int(share * feature_dim)) for share in group[partition % len(group)])
+
+
+def create_model(name: str, spec: ModelSpec | TextSpec, seed: int) -> FeatureModel:
     """Build a model with weights that are a function of ``seed``; global generators are left as they were.
 
     Raises:
-        ConfigError: If no architecture has the name.
+        ConfigError: If no architecture has the name, it is for other data than ``spec`` describes, or a user's own
+            model cannot be used.
     """
-    build = lookup(MODELS, "model", name)
-    if min(spec.height, spec.width) < 4:
-        raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
+    if not is_own(name):
+        lookup({**MODELS, **TEXT_MODELS}, "model", name)
+    base: Callable[[], nn.Module]
+    if isinstance(spec, TextSpec):
+        if name not in TEXT_MODELS:
+            raise _wrong_kind(name, "pictures", "text", ("htfe6txt", *TEXT_MODELS))
+        base = functools.partial(TEXT_MODELS[name], spec)
+    else:
+        if name in TEXT_MODELS:
+            raise _wrong_kind(name, "text", "pictures", ("demo4", "htfe4", *MODELS))
+        if min(spec.height, spec.width) < 4:
+            raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
+        base = functools.partial(own_model, name, spec) if is_own(name) else functools.partial(MODELS[name], spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed the GPUs' generators too
-        return FeatureModel(build(spec), spec.feature_dim, spec.num_classes)
+        return FeatureModel(base(), spec.feature_dim, spec.num_classes, spec.head)
+
+
+def _wrong_kind(name: str, wanted: str, got: str, instead: tuple[str, ...]) -> ConfigError:
+    some = ", ".join(map(repr, instead[:4]))
+    return ConfigError(f"model {name!r} is for {wanted}, but the data are {got}; set `models` to {some} or the like")

@@ -1,9 +1,13 @@
-"""What every model is: features ``[B, d]`` and a linear head on them."""
+"""What every model is: features ``[B, d]`` and a head on them."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+from isoproto.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class ModelSpec:
         width: Its width in pixels.
         feature_dim: Feature width d, the same for all clients of a federation.
         num_classes: C.
+        head: Widths of the head's hidden layers, none for a linear head.
     """
 
     channels: int
@@ -23,18 +28,39 @@ class ModelSpec:
     width: int
     feature_dim: int
     num_classes: int
+    head: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    """What a model for text must fit.
+
+    Attributes:
+        vocabulary: Number of token ids, padding (0) and the unknown word (1) among them.
+        length: Tokens of the longest text.
+        feature_dim: Feature width d, the same for all clients of a federation.
+        num_classes: C.
+        head: Widths of the head's hidden layers, none for a linear head.
+    """
+
+    vocabulary: int
+    length: int
+    feature_dim: int
+    num_classes: int
+    head: tuple[int, ...] = ()
 
 
 class FeatureModel(nn.Module):
-    """A base that maps pictures to L numbers, pooled to d features, and a linear head.
+    """A base that maps pictures or texts to L numbers, pooled to d features, and a head of one or more linear layers.
 
     The pooling is a parameter-free 1-D adaptive average over the feature axis: output q is the mean of the
     inputs with indices in [floor(q L / d), ceil((q + 1) L / d)), and the identity where L is d.
 
     Args:
-        base: Maps ``[B, channels, height, width]`` to ``[B, L]``.
+        base: Maps pictures ``[B, channels, height, width]``, or token ids ``[B, length]``, to ``[B, L]``.
         feature_dim: d.
         num_classes: C.
+        hidden: Widths of the head's hidden layers, with a ReLU after each of them and none on the logits.
 
     Example:
         >>> import torch
@@ -44,17 +70,32 @@ class FeatureModel(nn.Module):
     """
 
     base: nn.Module
-    head: nn.Linear
+    head: nn.Module
     width: int
 
-    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int) -> None:
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, hidden: Sequence[int] = ()) -> None:
         super().__init__()
         self.base = base
-        self.head = nn.Linear(feature_dim, num_classes)
+        layers: list[nn.Module] = []
+        for inputs, outputs in itertools.pairwise((feature_dim, *hidden, num_classes)):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        # A linear head keeps its plain names, `head.weight` and `head.bias`.
+        self.head = nn.Sequential(*layers[:-1]) if hidden else layers[0]
         self.width = feature_dim
 
+    @property
+    def linear_head(self) -> tuple[Tensor, Tensor]:
+        """Weight ``[C, d]`` and bias ``[C]`` of a linear head, detached.
+
+        Raises:
+            ConfigError: If the head has hidden layers.
+        """
+        if not isinstance(self.head, nn.Linear):
+            raise ConfigError("this model's head has hidden layers, and a linear one is wanted; set heads = 'linear'")
+        return self.head.weight.detach(), self.head.bias.detach()
+
     def features(self, x: Tensor) -> Tensor:
-        """Return the features of pictures ``x`` ``[B, channels, height, width]``, shape ``[B, d]``."""
+        """Return the features of pictures or token ids ``x``, shape ``[B, d]``."""
         values: Tensor = self.base(x)
         if values.shape[1] == self.width:
             return values

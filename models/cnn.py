@@ -1,4 +1,4 @@
-"""Plain convolutional networks: a small one with GroupNorm, and the papers' four layers."""
+"""Plain convolutional networks: two small ones with GroupNorm, and the papers' four layers."""
 
 from torch import nn
 
@@ -28,6 +28,20 @@ def cnn(spec: ModelSpec) -> nn.Module:
         nn.ReLU(),
         Grid(4),
         nn.Linear(1024, 128),
+    )
+
+
+def tiny_cnn(spec: ModelSpec) -> nn.Module:
+    """Patches of 4x4 pixels and a strided 3x3 convolution: 8, 16 channels, then a linear layer to 128."""
+    return nn.Sequential(
+        nn.Conv2d(spec.channels, 8, 4, 4),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2, 1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        Grid(4),
+        nn.Linear(256, 128),
     )
 
 

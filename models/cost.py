@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import ModelSpec, create_model
+from models import ModelSpec, TextSpec, create_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Cost:
     width: int
 
 
-def cost(name: str, spec: ModelSpec) -> Cost:
+def cost(name: str, spec: ModelSpec | TextSpec) -> Cost:
     """Count what model ``name`` costs; no number is computed and no memory taken.
 
     Raises:
-        ConfigError: If no architecture has the name, or it cannot take such pictures.
+        ConfigError: If no architecture has the name, or it cannot take such data.
 
     Example:
         >>> cost("cnn4", ModelSpec(channels=3, height=32, width=32, feature_dim=512, num_classes=100))
@@ -36,8 +36,11 @@ def cost(name: str, spec: ModelSpec) -> Cost:
     """
     with torch.device("meta"):
         model = create_model(name, spec, seed=0).eval()
-        x = torch.empty(1, spec.channels, spec.height, spec.width)
+        if isinstance(spec, TextSpec):
+            x = torch.empty(1, spec.length, dtype=torch.int64)
+        else:
+            x = torch.empty(1, spec.channels, spec.height, spec.width)
     with FlopCounterMode(display=False) as counter:
         width = model.base(x).shape[1]
-        model.head(x.new_empty(1, spec.feature_dim))
+        model.head(torch.empty(1, spec.feature_dim, device=x.device))
     return Cost(sum(p.numel() for p in model.parameters()), counter.get_total_flops(), width)

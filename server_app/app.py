@@ -20,15 +20,15 @@ from rich.console import Console
 from isoproto import paths
 from isoproto.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig, Scalar
-from isoproto.data import DATASETS, PARTITIONERS, partition_table
-from isoproto.errors import ConfigError
+from isoproto.data import DATASETS, PARTITIONERS, class_names, load_dataset, partition_table
+from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
 from isoproto.losses import LOSSES
 from isoproto.metrics import summarise
 from isoproto.registry import lookup
 from isoproto.report import read_run, summary_table, write_report
 from isoproto.run_folder import RunFolder, show_log
-from models import architecture_for
+from models import HEADS, architecture_for
 from strategies import STRATEGIES, PrototypeStrategy
 from strategies.grid import PromptGrid
 from strategies.state import ServerState
@@ -81,7 +81,9 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
         "alignment": _check_alignment,
         "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
         "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
+        "classes": class_names,
         "models": lambda names: architecture_for(names, 0),
+        "heads": lambda name: lookup(HEADS, "heads", name),
     }
     for key in [key for key in checks if key in settings]:
         try:
@@ -201,6 +203,7 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
         "rounds": config.rounds,
         "experiment": folder.experiment,
         "settings": config.to_mapping(),
+        "data_notes": _data_notes(config),
         **summarise(folder.lines()),
         "versions": versions(),
         "git_commit": git_commit(),
@@ -210,6 +213,14 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
     }
     folder.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
     write_report(folder.path)
+
+
+def _data_notes(config: RunConfig) -> list[str]:
+    """Return what one must know of the run's data, where the server has them too, as in a simulation."""
+    try:
+        return list(load_dataset(config.data, config.data_dir).notes)
+    except DataError:
+        return []
 
 
 def versions() -> dict[str, str]:

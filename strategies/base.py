@@ -19,17 +19,20 @@ from flwr.serverapp.strategy import Strategy
 from isoproto import wire
 from isoproto.config import AUTO, RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
+from isoproto.evaluation import evaluation_figures
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
-from isoproto.sampling import cohort, share_out
+from isoproto.sampling import cohort, late_clients, share_out
 from strategies import hyper
 from strategies.state import LastAccuracy, ServerState
 
 _log = logging.getLogger("isoproto")
 
 Reply = TypeVar("Reply")
+# A message that was sent: to which node, and the group by which its reply is known among those of the node.
+_Asked = tuple[int, str]
 
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
@@ -100,11 +103,12 @@ class PrototypeStrategy(Strategy):
         self.folder = folder
         self.clients: dict[str, wire.ClientInfo] = {}
         self.classes: tuple[str, ...] = ()
+        self.late: frozenset[str] = frozenset()  # clients that train later than the others, or never
         self._saved = state
         self._round = state.server_round if state else 0  # the one under way
-        self._nodes: dict[int, str] = {}  # node id -> client
+        self._hosts: dict[str, int] = {}  # client -> node id
         self._refused: dict[int, str] = {}  # node id -> reason
-        self._asked: dict[int, list[wire.Expected]] = {}
+        self._asked: dict[_Asked, list[wire.Expected]] = {}
         self._bytes_down = 0
         self._born = time.perf_counter()
         self._started = 0.0
@@ -134,6 +138,11 @@ class PrototypeStrategy(Strategy):
         own = cls.defaults if config.alignment == cls.point.alignment else {}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
+        if config.heads != "linear" and config.share in ("head", "model"):
+            raise ConfigError(
+                f"`share = {config.share}` averages heads, which takes equal linear ones, and `heads = {config.heads}` "
+                "deals out others; set heads = 'linear', or share = 'none' or 'base'"
+            )
         if config.hyper__retrain != "none" and config.share not in ("head", "model"):
             raise ConfigError("`hyper.retrain` replaces the averaged classifier; it takes share = 'head' or 'model'")
         if config.prototypes == "hyper" and config.hyper__head == "shared" and config.share not in ("head", "model"):
@@ -164,28 +173,27 @@ class PrototypeStrategy(Strategy):
         while True:
             self._query(grid)
             wanted = self.config.min_nodes or max((c.partitions for c in self.clients.values()), default=0) or 2
-            if len(self._known) >= wanted:
+            here = len(self._hosts) + len(self._refused)
+            if here >= wanted:
                 break
             now = time.monotonic()
             if now > deadline:
                 raise FederationError(
-                    f"{len(self._known)} of {wanted} nodes came within {self.config.wait_timeout:g} s "
+                    f"{here} of {wanted} nodes came within {self.config.wait_timeout:g} s "
                     "(`wait-timeout`). Start the missing nodes, or lower `min-nodes`"
                 )
             if now - notice > _NODE_NOTICE:
                 notice = now
-                _log.info("waiting for nodes: %d of %d are there", len(self._known), wanted)
+                _log.info("waiting for nodes: %d of %d are there", here, wanted)
             time.sleep(_NODE_PAUSE)
         self._settle()
-
-    @property
-    def _known(self) -> set[int]:
-        return self._nodes.keys() | self._refused.keys()
 
     def _query(self, grid: Grid) -> set[int]:
         """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
         present = set(grid.get_node_ids())
-        waiting = present - self._known
+        # Its owner may have mended what was wrong with a node that was away.
+        self._refused = {node: reason for node, reason in self._refused.items() if node in present}
+        waiting = present - set(self._hosts.values()) - self._refused.keys()
         if not waiting:
             return present
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
@@ -199,7 +207,8 @@ class PrototypeStrategy(Strategy):
                 continue
             waiting.remove(node)
             try:
-                self._admit(node, wire.read_client_info(_content(reply)), present)
+                for info in wire.read_client_infos(_content(reply)):
+                    self._admit(node, info, present)
             except WireError as err:
                 self._refuse(node, str(err))
         for node in waiting:
@@ -228,12 +237,9 @@ class PrototypeStrategy(Strategy):
             raise WireError(
                 f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
             )
-        twin = next((n for n, name in self._nodes.items() if name == info.client), None)
-        if twin in present:
+        if self._hosts.get(info.client) in present:
             raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
-        if twin is not None:  # it was started again, and has a new node id
-            del self._nodes[twin]
-        self._nodes[node] = info.client
+        self._hosts[info.client] = node  # a new one if the client was started again
         self.clients[info.client] = info
 
     def _refuse(self, node: int, reason: str) -> None:
@@ -251,10 +257,11 @@ class PrototypeStrategy(Strategy):
             )
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
-        for node, name in list(self._nodes.items()):
-            if self.clients[name].classes != self.classes:
-                info = self.clients.pop(self._nodes.pop(node))
-                self._refuse(node, f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'")
+        for name, info in list(self.clients.items()):
+            if info.classes != self.classes:
+                del self.clients[name]
+                reason = f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'"
+                self._refuse(self._hosts.pop(name), reason)
         specs = {tuple(sorted(info.shared.items())) for info in self.clients.values()}
         if len(specs) > 1:
             models = dict(sorted(collections.Counter(info.model for info in self.clients.values()).items()))
@@ -263,6 +270,9 @@ class PrototypeStrategy(Strategy):
                 f"the clients' models are {models}. Name one architecture (models = 'cnn') or share less"
             )
         self._spec = next(iter(self.clients.values())).shared
+        # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
+        everybody = {*self.clients, *map(str, range(max(info.partitions for info in self.clients.values())))}
+        self.late = late_clients(sorted(everybody), self.config.join_late, seed=self.config.seed)
         self.state = self._saved or ServerState.start(len(self.classes), self.config.feature_dim)
         if len(self.state.present) != len(self.classes):
             raise ConfigError(
@@ -288,7 +298,9 @@ class PrototypeStrategy(Strategy):
         self._started = time.perf_counter()
         self._round = self.state.server_round + 1
         present = self._query(grid)
-        here = {self._nodes[node]: node for node in present & self._nodes.keys()}
+        here = {client: node for client, node in self._hosts.items() if node in present}
+        if not 0 < self.config.join_round <= self._round:
+            here = {name: node for name, node in here.items() if name not in self.late}
         drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
         return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
 
@@ -329,7 +341,7 @@ class PrototypeStrategy(Strategy):
             self._asked = {}
             return []
         present = set(grid.get_node_ids())
-        here = {name: node for node, name in self._nodes.items() if node in present}
+        here = {client: node for client, node in self._hosts.items() if node in present}
         return self._messages(MessageType.EVALUATE, here)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -353,10 +365,15 @@ class PrototypeStrategy(Strategy):
                 "correct_prototype": e.correct_prototype,
                 "class_correct": e.class_correct,
                 "class_total": e.class_total,
+                "class_predicted": e.class_predicted,
+                "domain": self.clients[client].domain,
+                "late": client in self.late,
             }
             for client, e, _ in good
         ]
-        self.folder.record("evaluation", round=self.state.server_round, clients=entries)
+        one_model = self.config.share == "model" and bool(self.state.shared)
+        figures = evaluation_figures(entries, one_model=one_model)
+        self.folder.record("evaluation", round=self.state.server_round, clients=entries, one_model=one_model, **figures)
         return None
 
     def summary(self) -> None:
@@ -446,11 +463,13 @@ class PrototypeStrategy(Strategy):
         hosts = list(nodes.values())
         if self.workers:
             groups = share_out(nodes, self._cost, self.workers)
-            # Flower's simulation passes messages on in the order of the partitions, whenever they were sent.
-            hosts = [nodes[client] for client in sorted(nodes, key=client_order)]
-        asked = dict(zip(hosts, groups, strict=False))
+            # Flower's simulation looks at the nodes in the order of their partitions, whenever messages were sent.
+            in_order = dict.fromkeys(self._hosts[client] for client in sorted(self._hosts, key=client_order))
+            hosts = [node for node in in_order if node in nodes.values()]
+        pairs = zip(itertools.cycle(hosts), groups, strict=False)
+        asked = {(node, f"{self._round}.{number}"): group for number, (node, group) in enumerate(pairs)}
         self._asked = {
-            node: [
+            key: [
                 wire.Expected(
                     client=client,
                     experiment=self.folder.experiment,
@@ -459,12 +478,13 @@ class PrototypeStrategy(Strategy):
                     feature_dim=self.config.feature_dim,
                     max_norm=self.config.max_norm,
                     max_gradient=limit,
+                    dtype=self.config.wire__dtype,
                     classifier=self.config.hyper__retrain != "none",
                     shared=self._spec if self.config.share != "none" else {},
                 )
                 for client in group
             ]
-            for node, group in asked.items()
+            for key, group in asked.items()
         }
         return [
             Message(
@@ -472,9 +492,9 @@ class PrototypeStrategy(Strategy):
                 node,
                 kind,
                 ttl=self.config.round_timeout,
-                group_id=str(self._round),
+                group_id=group_id,
             )
-            for node, group in asked.items()
+            for (node, group_id), group in asked.items()
         ]
 
     def _gradient_limit(self) -> float:
@@ -500,7 +520,7 @@ class PrototypeStrategy(Strategy):
         failures: dict[str, str] = {}
         waiting = dict(self._asked)
         for message in replies:
-            asked = waiting.pop(message.metadata.src_node_id, None)
+            asked = waiting.pop((message.metadata.src_node_id, message.metadata.group_id), None)
             if asked is None:
                 _log.warning(_UNASKED, message.metadata.src_node_id)
                 continue
@@ -541,7 +561,7 @@ class PrototypeStrategy(Strategy):
         rows = 0
         for client, reply, size in good:
             self._note_speed(client, reply.seconds)
-            payload = wire.payload_bytes(reply)
+            payload = wire.payload_bytes(reply, self.config.wire__dtype)
             rows += payload
             folder.record(
                 "client",

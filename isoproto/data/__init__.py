@@ -4,11 +4,16 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from isoproto.data.base import ClientData, ImageDataset, to_float
+from isoproto.data.base import ClientData, Dataset, ImageDataset, TextDataset, to_float
+from isoproto.data.classes import class_names, with_classes
+from isoproto.data.digits import load_digits
 from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
 from isoproto.data.imagefolder import load_imagefolder
+from isoproto.data.info import INFOS
+from isoproto.data.named import load_named
 from isoproto.data.npz import load_npz
+from isoproto.data.own import load_own
 from isoproto.data.partition import (
     PARTITIONERS,
     ClientSplit,
@@ -18,47 +23,68 @@ from isoproto.data.partition import (
     partition_table,
     split_clients,
 )
-from isoproto.data.torchvision_sets import load_torchvision
+from isoproto.data.text import load_texts
+from isoproto.data.text_sets import load_shakespeare, load_text_set
 from isoproto.registry import lookup
 
 __all__ = [
     "DATASETS",
+    "INFOS",
     "PARTITIONERS",
     "ClientData",
     "ClientSplit",
+    "Dataset",
     "ImageDataset",
     "Loader",
     "PartitionOptions",
+    "TextDataset",
     "class_counts",
+    "class_names",
     "client_data",
     "load_dataset",
     "partition_table",
     "split_clients",
     "to_float",
+    "with_classes",
 ]
 
-Loader = Callable[[str, Path], ImageDataset]
+Loader = Callable[[str, Path], Dataset]
 """Reads a data set, given what follows the colon of its name (or "") and the folder of ``data-dir``."""
 
 DATASETS: dict[str, Loader] = {
     "digits4": load_digits4,
     "npz": load_npz,
     "imagefolder": load_imagefolder,
-    "cifar10": functools.partial(load_torchvision, name="cifar10"),
-    "cifar100": functools.partial(load_torchvision, name="cifar100"),
-    "mnist": functools.partial(load_torchvision, name="mnist"),
-    "fashionmnist": functools.partial(load_torchvision, name="fashionmnist"),
-    "usps": functools.partial(load_torchvision, name="usps"),
-    "svhn": functools.partial(load_torchvision, name="svhn"),
+    "module": load_own,
+    "digits": load_digits,
+    "cifar10": functools.partial(load_named, name="cifar10"),
+    "cifar100": functools.partial(load_named, name="cifar100"),
+    "tiny_imagenet": functools.partial(load_named, name="tiny_imagenet"),
+    "pacs": functools.partial(load_named, name="pacs"),
+    "domainnet": functools.partial(load_named, name="domainnet"),
+    "office_caltech": functools.partial(load_named, name="office_caltech"),
+    "mnist": functools.partial(load_named, name="mnist"),
+    "fashionmnist": functools.partial(load_named, name="fashionmnist"),
+    "usps": functools.partial(load_named, name="usps"),
+    "svhn": functools.partial(load_named, name="svhn"),
+    "syn": functools.partial(load_named, name="syn"),
+    "ham10000": functools.partial(load_named, name="ham10000"),
+    "sun397": functools.partial(load_named, name="sun397"),
+    "csv": functools.partial(load_texts, kind="csv"),
+    "jsonl": functools.partial(load_texts, kind="jsonl"),
+    "ag_news": functools.partial(load_text_set, name="ag_news"),
+    "amazon": functools.partial(load_text_set, name="amazon"),
+    "dbpedia14": functools.partial(load_text_set, name="dbpedia14"),
+    "shakespeare": load_shakespeare,
 }
 
 
 @functools.lru_cache(maxsize=4)
-def load_dataset(name: str, data_dir: str = "") -> ImageDataset:
+def load_dataset(name: str, data_dir: str = "") -> Dataset:
     """Return a data set; this process keeps the four it used last.
 
     Args:
-        name: Key of ``DATASETS``; ``npz:FILE`` and ``imagefolder:FOLDER`` say where to look.
+        name: Key of ``DATASETS``; ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE`` and ``jsonl:FILE`` say where.
         data_dir: Folder that holds data files and that relative paths start from; empty for the default.
 
     Raises:

@@ -1,6 +1,6 @@
-"""What a data set is to everything else: pictures as bytes, their labels, and where each belongs."""
+"""What a data set is to everything else: pictures as bytes or texts as token ids, labels, and where each belongs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -9,26 +9,21 @@ from isoproto.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ImageDataset:
-    """A labelled set of equally large pictures, checked when it is made.
+class Dataset:
+    """A labelled set of samples of one shape, checked when it is made; what a sample is, its kind says.
 
     Attributes:
-        x: Pictures, shape ``[N, channels, H, W]``, uint8, one or three channels.
-        y: Class of each picture, shape ``[N]``, int64, in ``[0, C)``.
-        test: Whether a picture belongs to the official test part, shape ``[N]``, bool.
+        x: Samples, shape ``[N, ...]``.
+        y: Class of each sample, shape ``[N]``, int64, in ``[0, C)``.
+        test: Whether a sample belongs to the official test part, shape ``[N]``, bool.
         classes: Names of the ``C`` classes; their order is the meaning of ``y``.
-        domain: Domain of each picture, shape ``[N]``, int64; ``None`` if the set has no domains.
+        domain: Domain of each sample, shape ``[N]``, int64; ``None`` if the set has no domains.
         domains: Names of the domains; empty if the set has none.
         source: What the set was read from, for error texts and logs.
+        notes: What one must know to read figures on it, such as what stands in for what; a sentence each.
 
     Raises:
         DataError: If shapes, types or ranges are not as above.
-
-    Example:
-        >>> pictures, part = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([False, True])
-        >>> ImageDataset(pictures, torch.tensor([0, 2]), part, ("cat", "dog"), source="pets.npz")
-        Traceback (most recent call last):
-        isoproto.errors.DataError: pets.npz: labels must be in [0, 2), got 2 for sample 1
     """
 
     x: Tensor
@@ -38,23 +33,21 @@ class ImageDataset:
     domain: Tensor | None = None
     domains: tuple[str, ...] = ()
     source: str = "data set"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_tensor("pictures", self.x, torch.uint8, dims=4)
-        count, channels = self.x.shape[:2]
-        if count == 0:
-            raise DataError(f"{self.source}: holds no picture; at least one is needed")
-        if channels not in (1, 3):
-            shape = tuple(self.x.shape)
-            raise DataError(f"{self.source}: pictures must have 1 or 3 channels, got {channels} (shape {shape})")
+        self._check_samples()
         self._check_tensor("the official-test mask", self.test, torch.bool, dims=1)
         self._check_index("labels", self.y, len(self.classes))
         if (self.domain is None) != (not self.domains):
             raise DataError(
-                f"{self.source}: the domain of each picture and the domain names come together or not at all"
+                f"{self.source}: the domain of each sample and the domain names come together or not at all"
             )
         if self.domain is not None:
             self._check_index("domains", self.domain, len(self.domains))
+
+    def _check_samples(self) -> None:
+        raise NotImplementedError
 
     def _check_tensor(self, what: str, tensor: Tensor, dtype: torch.dtype, dims: int) -> None:
         if tensor.dtype != dtype or tensor.dim() != dims or len(tensor) != len(self.x):
@@ -72,13 +65,59 @@ class ImageDataset:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ImageDataset(Dataset):
+    """Equally large pictures: ``x`` is uint8, shape ``[N, channels, H, W]``, one or three channels.
+
+    Example:
+        >>> pictures, part = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([False, True])
+        >>> ImageDataset(pictures, torch.tensor([0, 2]), part, ("cat", "dog"), source="pets.npz")
+        Traceback (most recent call last):
+        isoproto.errors.DataError: pets.npz: labels must be in [0, 2), got 2 for sample 1
+    """
+
+    def _check_samples(self) -> None:
+        self._check_tensor("pictures", self.x, torch.uint8, dims=4)
+        count, channels = self.x.shape[:2]
+        if count == 0:
+            raise DataError(f"{self.source}: holds no picture; at least one is needed")
+        if channels not in (1, 3):
+            shape = tuple(self.x.shape)
+            raise DataError(f"{self.source}: pictures must have 1 or 3 channels, got {channels} (shape {shape})")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextDataset(Dataset):
+    """Texts as token ids: ``x`` is int32, shape ``[N, L]``; shorter texts end in zeros.
+
+    Attributes:
+        vocabulary: Number of token ids, padding (0) and the unknown token (1) among them.
+
+    Example:
+        >>> tokens, part = torch.tensor([[2, 3, 0], [2, 1, 4]], dtype=torch.int32), torch.tensor([False, True])
+        >>> TextDataset(tokens, torch.tensor([0, 1]), part, ("good", "bad"), source="reviews.csv", vocabulary=4)
+        Traceback (most recent call last):
+        isoproto.errors.DataError: reviews.csv: token ids must be in [0, 4), got 0 to 4
+    """
+
+    vocabulary: int = field(kw_only=True)
+
+    def _check_samples(self) -> None:
+        self._check_tensor("token ids", self.x, torch.int32, dims=2)
+        if not self.x.numel():
+            raise DataError(f"{self.source}: holds no text; at least one is needed")
+        low, high = int(self.x.min()), int(self.x.max())
+        if low < 0 or high >= self.vocabulary:
+            raise DataError(f"{self.source}: token ids must be in [0, {self.vocabulary}), got {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ClientData:
     """What one client trains and is tested on; either part may be empty.
 
     Attributes:
-        train_x: Training pictures, shape ``[n, channels, H, W]``, uint8.
+        train_x: Training samples, ``x`` of the data set at ``n`` places.
         train_y: Their classes, shape ``[n]``, int64.
-        test_x: Test pictures, shape ``[m, channels, H, W]``, uint8.
+        test_x: Test samples, likewise.
         test_y: Their classes, shape ``[m]``, int64.
         classes: Names of all ``C`` classes of the federation, also of those that the client lacks.
     """
@@ -91,18 +130,20 @@ class ClientData:
 
 
 def to_float(x: Tensor) -> Tensor:
-    """Map bytes to ``[-1, 1]``, the scale that all our models are trained on.
-
-    ``(x / 255 - 0.5) / 0.5`` for each channel.
+    """Return samples as models take them: bytes in ``[-1, 1]``, which is ``(x / 255 - 0.5) / 0.5``; tokens as they are.
 
     Args:
-        x: Pictures of any shape, uint8.
+        x: Pictures of any shape, uint8; or token ids, int32.
 
     Returns:
-        The same shape, float32.
+        The same shape; float32 for pictures.
 
     Example:
         >>> to_float(torch.tensor([0, 51, 255], dtype=torch.uint8))
         tensor([-1.0000, -0.6000,  1.0000])
+        >>> to_float(torch.tensor([[5, 0]], dtype=torch.int32))
+        tensor([[5, 0]], dtype=torch.int32)
     """
+    if x.dtype == torch.int32:
+        return x
     return x.to(torch.float32).div_(255).sub_(0.5).div_(0.5)

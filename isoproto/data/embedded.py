@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 
 from isoproto.data.base import ImageDataset
 from isoproto.errors import DataError
@@ -53,6 +52,8 @@ def _read_domain(name: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64
     """Return pictures ``[N, 1, 32, 32]``, labels and official-test mask ``[N]`` of one domain."""
     _, labels, sheet = map(json.loads, (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines())
     y = np.frombuffer((labels["train"] + labels["test"]).encode(), np.uint8).astype(np.int64) - ord("0")
+    from PIL import Image  # not every machine that trains decodes pictures
+
     with Image.open(io.BytesIO(base64.b64decode(sheet["png"]))) as image:
         pixels = np.asarray(image)
     tiles = pixels.reshape(-1, _SIDE, pixels.shape[1] // _SIDE, _SIDE).swapaxes(1, 2)

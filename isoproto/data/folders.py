@@ -1,19 +1,24 @@
 """Where data lies on this machine, and a cache for what is slow to decode."""
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from isoproto import paths
 from isoproto.errors import DataError
+
+Array = npt.NDArray[Any]
 
 logger = logging.getLogger("isoproto")
 
@@ -65,42 +70,75 @@ def content_key(name: str, content: object) -> str:
     return f"{name}-{hashlib.sha256(repr(content).encode()).hexdigest()[:16]}"
 
 
-def cached_array(key: str, make: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+def listing(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return path, size and time of change of each file: what names their content without reading it."""
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+
+
+def cached_array(key: str, make: Callable[[], Array]) -> Array:
     """Return ``make()``, kept on disk under ``key`` and mapped into memory, shared by all processes.
 
-    Several processes may call this at once: each writes a file of its own and renames it, so that nobody reads
-    half a file. Where nothing can be written, the array stays in memory and one warning is logged.
+    Several processes may call this at once: the first one makes the entry, the others wait for it. It is written
+    under a name of its own and renamed, so that nobody reads half a file, also where there are no locks. Where
+    nothing can be written, the array stays in memory and one warning is logged.
 
     Args:
         key: File name without suffix; it must change when what ``make`` returns would change.
         make: Called if the cache has no readable entry.
     """
     path = cache_folder() / f"{key}.npy"
+    if (array := _kept(path)) is not None:
+        return array
+    with _locked(path) as locked:
+        if locked and (array := _kept(path)) is not None:
+            return array
+        array = make()
+        try:
+            _write(path, array, tidy=locked)
+            return _map(path)
+        except _BROKEN as err:
+            _warn_not_kept(path.parent, str(err))
+            return array
+
+
+def _kept(path: Path) -> Array | None:
+    """Return an entry, or ``None`` if it is not there or cannot be read."""
     try:
         return _map(path)
     except FileNotFoundError:
-        pass
+        return None
     except _BROKEN as err:
         logger.info("cached pictures %s cannot be read (%s) and are decoded anew", path, err)
-    array = make()
-    try:
-        _write(path, array)
-        return _map(path)
-    except _BROKEN as err:
-        _warn_not_kept(path.parent, str(err))
-        return array
+        return None
 
 
-def _map(path: Path) -> npt.NDArray[np.uint8]:
+def _map(path: Path) -> Array:
     # "c" (copy on write) shares pages between processes as "r" does; torch warns about read-only arrays.
-    array: npt.NDArray[np.uint8] = np.load(path, mmap_mode="c", allow_pickle=False)
+    array: Array = np.load(path, mmap_mode="c", allow_pickle=False)
     return array
 
 
-def _write(path: Path, array: npt.NDArray[np.uint8]) -> None:
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold the lock of an entry, to the end of the process at most; say whether this file system has locks."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.with_suffix(".lock").open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            locked = True
+        except OSError:
+            locked = False
+        yield locked
+
+
+def _write(path: Path, array: Array, *, tidy: bool) -> None:
     # Not paths.write_atomically: that wants all bytes in memory once more, and a cache needs no fsync.
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    if tidy:  # nobody else writes this entry now: what lies there was left by a process that was killed
+        for left in path.parent.glob(f"{path.stem}.*.tmp"):
+            left.unlink()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             np.save(file, array, allow_pickle=False)

@@ -1,12 +1,13 @@
 """Data sets as folders of pictures, one folder a class."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.folders import cached_array, content_key, find
+from isoproto.data.folders import cached_array, content_key, find, listing
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
@@ -26,7 +27,8 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If the folder is missing, holds no pictures, mixes layouts, or a picture cannot be read.
+        DataError: If the folder is missing, holds no pictures, mixes layouts or has an empty class, or if a
+            picture cannot be read.
     """
     where, side = _split_side(argument)
     root = find("imagefolder", where, folder)
@@ -45,21 +47,54 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
                 f"{path}: pictures must all lie as class/name.png or all as domain/class/name.png under "
                 f"{root} (or under its train and test folders)"
             )
+    _check_no_class_is_empty(root, len(places[0]))
     class_of, domain_of = [label[-1] for label in labels], [label[0] for label in labels]
-    classes, domains = tuple(sorted(set(class_of))), tuple(sorted(set(domain_of))) if len(labels[0]) == 2 else ()
-    listing = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return dataset_of_files(root, files, class_of, test, domain_of if len(labels[0]) == 2 else (), side)
+
+
+def dataset_of_files(
+    root: Path,
+    files: Sequence[Path],
+    class_of: Sequence[str],
+    test: Sequence[bool],
+    domain_of: Sequence[str] = (),
+    side: int | None = None,
+) -> ImageDataset:
+    """Decode picture files, once a machine, into a data set whose classes and domains are in the order of their names.
+
+    Args:
+        root: Folder they lie in.
+        files: Picture files.
+        class_of: Class of each.
+        test: Whether it belongs to the official test part.
+        domain_of: Its domain; empty if the set has none.
+        side: Rows and columns of each; by default the most frequent size.
+
+    Raises:
+        DataError: If a picture cannot be read.
+    """
+    classes, domains = sorted(set(class_of)), sorted(set(domain_of))
+    number = {name: i for i, name in enumerate(classes)}
+    place = {name: i for i, name in enumerate(domains)}
     x = cached_array(
-        content_key(root.name, (listing, side)), lambda: decode_pictures(files, lambda i: str(files[i]), side)
+        content_key(root.name, (listing(files), side)), lambda: decode_pictures(files, lambda i: str(files[i]), side)
     )
     return ImageDataset(
         x=torch.from_numpy(x),
-        y=torch.tensor([classes.index(name) for name in class_of]),
+        y=torch.tensor([number[name] for name in class_of]),
         test=torch.tensor(test),
-        classes=classes,
-        domain=torch.tensor([domains.index(name) for name in domain_of]) if domains else None,
-        domains=domains,
+        classes=tuple(classes),
+        domain=torch.tensor([place[name] for name in domain_of]) if domains else None,
+        domains=tuple(domains),
         source=str(root),
     )
+
+
+def _check_no_class_is_empty(root: Path, depth: int) -> None:
+    """Refuse an empty folder where classes are: more likely half an archive than a class without pictures."""
+    for path in sorted(root.glob("/".join("*" * depth))):
+        if path.is_dir() and not any(path.iterdir()):
+            raise DataError(f"{path}: no picture in the folder of this class; put some there, or remove it")
 
 
 def _split_side(argument: str) -> tuple[str, int | None]:

@@ -2,12 +2,15 @@
 
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key, find
@@ -15,6 +18,8 @@ from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
 Array = npt.NDArray[Any]
+
+_UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def load_npz(argument: str, folder: Path) -> ImageDataset:
@@ -27,7 +32,7 @@ def load_npz(argument: str, folder: Path) -> ImageDataset:
     *Encoded pictures*: ``jpeg`` uint8, all files end to end (any format pillow reads); ``offsets`` integer
     ``[N + 1]``, picture *i* is ``jpeg[offsets[i]:offsets[i + 1]]``; ``labels`` integer ``[N]``; ``split`` ``[N]``,
     0 for train, 1 for test; ``classes``; optionally ``domain`` ``[N]`` and ``domains``. They are decoded once and
-    kept in ``cache_folder()``.
+    kept in ``cache_folder()``, as arrays are too.
 
     Other arrays are ignored; nothing is ever unpickled.
 
@@ -39,23 +44,46 @@ def load_npz(argument: str, folder: Path) -> ImageDataset:
         DataError: If the file is missing, damaged, of neither kind, or its arrays do not fit together.
     """
     path = find("npz", argument, folder)
+    with _opened(path) as read:
+        return _encoded(path, read) if "jpeg" in read else _arrays(path, read)
+
+
+def count_samples(path: Path) -> int:
+    """Return how many pictures a file of either kind holds, from its headers alone.
+
+    Raises:
+        DataError: If it is damaged or of neither kind.
+    """
+    with _opened(path) as read:
+        keys = ["labels"] if "jpeg" in read else [key for key in ("train_y", "test_y") if key in read]
+        return sum(read.length(key) for key in keys)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator["_Reader"]:
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
     with np.load(path, allow_pickle=False) as archive:
-        read = _Reader(path, archive)
-        if "jpeg" in archive:
-            return _encoded(path, read)
-        if "train_x" in archive:
-            return _arrays(path, read)
-        raise DataError(
-            f"{path}: must hold `train_x` (arrays) or `jpeg` (encoded pictures), got {', '.join(archive.files)}"
-        )
+        if "jpeg" not in archive and "train_x" not in archive:
+            raise DataError(
+                f"{path}: must hold `train_x` (arrays) or `jpeg` (encoded pictures), got {', '.join(archive.files)}"
+            )
+        yield _Reader(path, archive)
+
+
+def from_arrays(source: str, arrays: Mapping[str, Array]) -> ImageDataset:
+    """Make a data set of the arrays that ``load_npz`` would find in a file of plain arrays.
+
+    Raises:
+        DataError: If one is missing, or they do not fit together.
+    """
+    return _arrays(source, _InMemory(source, arrays))
 
 
 class _Reader:
     """Reads checked arrays of one file. Each read unpacks the array again: read each once."""
 
-    def __init__(self, path: Path, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
+    def __init__(self, path: Path | str, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
         self.path, self.archive = path, archive
 
     def __contains__(self, key: str) -> bool:
@@ -67,11 +95,29 @@ class _Reader:
             raise DataError(f"{self.path}: array `{key}` is missing; wanted {wanted}")
         try:
             array: Array = self.archive[key]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as err:
+        except _UNREADABLE as err:
             raise DataError(f"{self.path}: array `{key}` cannot be read ({err}); wanted {wanted}") from err
         if array.dtype.kind not in kinds or array.ndim not in dims:
             raise DataError(f"{self.path}: array `{key}` must be {wanted}, got {array.dtype} {array.shape}")
         return array
+
+    def length(self, key: str) -> int:
+        """Length of an array, without unpacking it; 0 if it has none."""
+        try:
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{key}.npy") as file:
+                header = {1: read_array_header_1_0, 2: read_array_header_2_0}[read_magic(file)[0]]
+                return [*header(file)[0], 0][0]
+        except (*_UNREADABLE, KeyError) as err:
+            raise DataError(f"{self.path}: array `{key}` cannot be read ({err})") from err
+
+    def kept(self, make: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        """What ``make`` makes of this file, from the cache if it was made before.
+
+        The zip directory's checksums name the content, so that a copied or touched file is not unpacked again.
+        """
+        with zipfile.ZipFile(self.path) as archive:
+            content = [(member.filename, member.file_size, member.CRC) for member in archive.infolist()]
+        return cached_array(content_key(Path(self.path).stem, content), make)
 
     def pictures(self, key: str) -> npt.NDArray[np.uint8]:
         """Pictures ``[N, H, W, channels]`` as ``[N, channels, H, W]``."""
@@ -90,25 +136,36 @@ class _Reader:
         return tuple(map(str, self(key, "U", "text [names]")))
 
 
-def _arrays(path: Path, read: _Reader) -> ImageDataset:
-    parts = [part for part in ("train", "test") if f"{part}_x" in read]
-    x = [read.pictures(f"{part}_x") for part in parts]
-    shapes = {part.shape[1:] for part in x}
-    if len(shapes) > 1:
-        raise DataError(
-            f"{path}: `train_x` and `test_x` must hold pictures of one shape, got {x[0].shape} and {x[1].shape}"
-        )
+class _InMemory(_Reader):
+    """The same for arrays that are there already."""
+
+    def length(self, key: str) -> int:
+        return len(self(key, "biufcSUO", "an array", tuple(range(1, 9))))
+
+    def kept(self, make: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+        return make()
+
+
+def _arrays(path: Path | str, read: _Reader) -> ImageDataset:
+    parts = [part for part in ("train", "test") if part == "train" or f"{part}_x" in read]
+    lengths = {part: read.length(f"{part}_x") for part in parts}
     domains = read.names("domains") if "domains" in read else ()
 
     def join(key: str) -> torch.Tensor:
-        return torch.from_numpy(
-            np.concatenate([read.index(f"{p}_{key}", len(a)) for p, a in zip(parts, x, strict=True)])
-        )
+        return torch.from_numpy(np.concatenate([read.index(f"{part}_{key}", n) for part, n in lengths.items()]))
+
+    def pictures() -> npt.NDArray[np.uint8]:
+        x = [read.pictures(f"{part}_x") for part in parts]
+        if len({part.shape[1:] for part in x}) > 1:
+            raise DataError(
+                f"{path}: `train_x` and `test_x` must hold pictures of one shape, got {x[0].shape} and {x[1].shape}"
+            )
+        return np.ascontiguousarray(np.concatenate(x))
 
     return ImageDataset(
-        x=torch.from_numpy(np.concatenate(x)).contiguous(),
+        x=torch.from_numpy(read.kept(pictures)),
         y=join("y"),
-        test=torch.arange(sum(map(len, x))) >= len(x[0]),
+        test=torch.arange(sum(lengths.values())) >= lengths["train"],
         classes=read.names("classes"),
         domain=join("domain") if domains else None,
         domains=domains,
@@ -130,11 +187,8 @@ def _encoded(path: Path, read: _Reader) -> ImageDataset:
             raise DataError(f"{path}: array `offsets` must rise from 0 to the {len(jpeg)} bytes of `jpeg`")
         return decode_pictures(np.split(jpeg, offsets[1:-1]), lambda i: f"{path}, picture {i}")
 
-    # The zip directory's checksums name the content, so a copied or touched file is not decoded again.
-    with zipfile.ZipFile(path) as archive:
-        key = content_key(path.stem, [(member.filename, member.file_size, member.CRC) for member in archive.infolist()])
     return ImageDataset(
-        x=torch.from_numpy(cached_array(key, decode)),
+        x=torch.from_numpy(read.kept(decode)),
         y=torch.from_numpy(read.index("labels", count)),
         test=torch.from_numpy(split == 1),
         classes=read.names("classes"),

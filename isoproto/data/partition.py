@@ -10,14 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from isoproto.data.base import ClientData, ImageDataset
+from isoproto.data.base import ClientData, Dataset
 from isoproto.data.partitioners import (
+    ARGUMENTS,
     PARTITIONERS,
     Indices,
     Labels,
     Partitioner,
     PartitionOptions,
-    parse_label_sets,
+    long_tail,
 )
 from isoproto.data.partitioners.base import gather
 from isoproto.errors import ConfigError, DataError
@@ -50,7 +51,7 @@ class ClientSplit:
 
 
 def split_clients(
-    dataset: ImageDataset,
+    dataset: Dataset,
     *,
     partition: str,
     clients: int,
@@ -66,11 +67,11 @@ def split_clients(
 
     Args:
         dataset: What is dealt out.
-        partition: Key of ``PARTITIONERS``, or ``classes:0,1,3;2,7;4`` with the classes of each client.
+        partition: Key of ``PARTITIONERS``, some with an argument: ``classes:0,1,3;2,7;4``, the classes of each client.
         clients: Number of clients ``N``, >= 1.
         seed: Of the partition and of the clients' own splits, in ``[0, 2**32)``.
         options: Settings of the partitioner; ``min_samples`` concerns training and test part together if
-            ``split`` is ``merged``, the training part if it is ``official``.
+            ``split`` is ``merged``, the training part if it is ``official``, and so does ``imbalance``.
         split: ``merged``: the official parts are pooled and dealt out, then each client draws its own test part
             (FedSAF's protocol). ``official``: the official training part is dealt out, and the official test
             samples go to the clients in proportion to the training samples they hold of the same class (and
@@ -98,9 +99,10 @@ def split_clients(
     name, _, argument = partition.partition(":")
     partitioner = lookup(PARTITIONERS, "partition", name)
     if argument:
-        if name != "classes":
-            raise ConfigError(f"partition {name!r} takes no argument, got {argument!r}; only 'classes' does")
-        options = replace(options, label_sets=parse_label_sets(argument))
+        if name not in ARGUMENTS:
+            raise ConfigError(f"partition {name!r} takes no argument, got {argument!r}; {', '.join(ARGUMENTS)} do")
+        field, parse = ARGUMENTS[name]
+        options = replace(options, **{field: parse(argument)})
     shares = lookup(SPLITS, "split", split)(
         dataset, partitioner, clients, np.random.RandomState(seed), options, test_fraction
     )
@@ -109,7 +111,7 @@ def split_clients(
 
 
 def _merged(
-    dataset: ImageDataset,
+    dataset: Dataset,
     partitioner: Partitioner,
     clients: int,
     rng: np.random.RandomState,
@@ -117,7 +119,7 @@ def _merged(
     test_fraction: float,
 ) -> list[ClientSplit]:
     """FedSAF's protocol; the calls to ``rng`` are those of HtFLlib's split, one permutation per client."""
-    parts = partitioner(_numpy(dataset.y), _domains(dataset), clients, rng, options)
+    parts = _dealt(dataset, np.arange(len(dataset.y)), partitioner, clients, rng, options)
     shares = []
     for part in parts:
         shuffled = part[rng.permutation(len(part))]
@@ -128,7 +130,7 @@ def _merged(
 
 
 def _official(
-    dataset: ImageDataset,
+    dataset: Dataset,
     partitioner: Partitioner,
     clients: int,
     rng: np.random.RandomState,
@@ -145,10 +147,24 @@ def _official(
         )
     labels, domains = _numpy(dataset.y), _domains(dataset)
     group = labels if domains is None else labels + len(dataset.classes) * domains
-    parts = partitioner(labels[train], None if domains is None else domains[train], clients, rng, options)
-    parts = [train[part] for part in parts]
+    parts = _dealt(dataset, train, partitioner, clients, rng, options)
     tests = _deal_in_proportion(group, parts, rng.permutation(test), rng)
     return [ClientSplit(train=a, test=b) for a, b in zip(parts, tests, strict=True)]
+
+
+def _dealt(
+    dataset: Dataset,
+    samples: Indices,
+    partitioner: Partitioner,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+) -> list[Indices]:
+    """Deal some of the samples out, after their classes have been made as rare as asked."""
+    labels, domains = _numpy(dataset.y), _domains(dataset)
+    samples = samples[long_tail(labels[samples], len(dataset.classes), options.imbalance, rng)]
+    parts = partitioner(labels[samples], None if domains is None else domains[samples], clients, rng, options)
+    return [samples[part] for part in parts]
 
 
 def _deal_in_proportion(
@@ -177,12 +193,12 @@ def _deal_in_proportion(
     return gather(order, owner, len(parts))
 
 
-Split = Callable[[ImageDataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
+Split = Callable[[Dataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
 
 SPLITS: dict[str, Split] = {"merged": _merged, "official": _official}
 
 
-def client_data(dataset: ImageDataset, split: ClientSplit) -> ClientData:
+def client_data(dataset: Dataset, split: ClientSplit) -> ClientData:
     """Copy one client's samples out of the data set, into tensors of its own.
 
     Example:
@@ -257,7 +273,7 @@ def _largest_classes(counts: Indices, width: int) -> str:
     return text
 
 
-def _report_unheld(dataset: ImageDataset, shares: list[ClientSplit]) -> None:
+def _report_unheld(dataset: Dataset, shares: list[ClientSplit]) -> None:
     used = np.concatenate([part for share in shares for part in (share.train, share.test)])
     labels = _numpy(dataset.y)
     everything = class_counts(labels, len(dataset.classes))
@@ -276,5 +292,5 @@ def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
     return tensor.numpy()
 
 
-def _domains(dataset: ImageDataset) -> Indices | None:
+def _domains(dataset: Dataset) -> Indices | None:
     return None if dataset.domain is None else dataset.domain.numpy()

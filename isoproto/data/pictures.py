@@ -1,5 +1,7 @@
 """Encoded pictures to one array: the part that all readers of picture files share."""
 
+from __future__ import annotations
+
 import io
 import logging
 import struct
@@ -7,19 +9,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from isoproto.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image  # below where it is used: not every machine that trains decodes pictures
 
 logger = logging.getLogger("isoproto")
 
 _GREY_MODES = {"1", "L", "LA"}
 _DEEP_MODES = {"I", "F"}  # and "I;16", "I;16B", ...: more than eight bits a channel
-# What pillow raises for a file that is no picture, or half of one, or suspiciously large.
-_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error, Image.DecompressionBombError)
+_AT_ONCE = 4096  # pictures resized at once: as floats they take four times the memory
+# What pillow raises for a file that is no picture, or half of one; and `Image.DecompressionBombError`.
+_UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error)
 
 
 def decode_pictures(
@@ -41,6 +50,8 @@ def decode_pictures(
     Raises:
         DataError: If a picture cannot be read or has more than eight bits a channel.
     """
+    from PIL import Image
+
     # Headers alone first: sizes and modes must be known before the array is allocated.
     sizes: Counter[tuple[int, int]] = Counter()
     modes = set()
@@ -62,9 +73,37 @@ def decode_pictures(
     return out
 
 
+def fit(x: Tensor, side: int, channels: int) -> Tensor:
+    """Resize pictures to squares, and grey ones to colour.
+
+    Args:
+        x: Shape ``[N, 1 or 3, H, W]``, uint8.
+        side: Rows and columns wanted; the aspect ratio is not kept.
+        channels: Channels wanted, those of ``x`` or 3.
+
+    Returns:
+        Shape ``[N, channels, side, side]``, uint8; ``x`` itself if it is so already.
+
+    Example:
+        >>> fit(torch.full((1, 1, 2, 2), 7, dtype=torch.uint8), 4, channels=3).unique()
+        tensor([7], dtype=torch.uint8)
+    """
+    if x.shape[2:] != (side, side):
+        parts = [_resize(part.float(), side) for part in x.split(_AT_ONCE)]
+        x = torch.cat(parts)
+    return x if x.shape[1] == channels else x.expand(-1, channels, -1, -1)
+
+
+def _resize(x: Tensor, side: int) -> Tensor:
+    resized = functional.interpolate(x, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
 @contextmanager
 def _opened(picture: Path | npt.NDArray[np.uint8], i: int, name: Callable[[int], str]) -> Iterator[Image.Image]:
     """Open a picture; whatever goes wrong until it is closed is told with its name."""
+    from PIL import Image
+
     try:
         with Image.open(picture if isinstance(picture, Path) else io.BytesIO(picture.tobytes())) as image:
             if image.mode in _DEEP_MODES or image.mode.startswith("I;"):
@@ -72,5 +111,5 @@ def _opened(picture: Path | npt.NDArray[np.uint8], i: int, name: Callable[[int],
             yield image
     except DataError:
         raise
-    except _UNREADABLE as err:
+    except (*_UNREADABLE, Image.DecompressionBombError) as err:
         raise DataError(f"{name(i)}: not a readable picture ({err}); repair or remove it") from err

@@ -1,75 +1,115 @@
-"""Well-known data sets by name: from a pack under ``data-dir`` if there is one, else as torchvision keeps them."""
+"""Data sets as torchvision keeps them on disk."""
 
-import logging
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.npz import load_npz
+from isoproto.data.folders import cached_array, content_key, listing
+from isoproto.data.info import Torchvision
+from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
-logger = logging.getLogger("isoproto")
 
-_CLASSES = {  # our name -> torchvision's
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "mnist": "MNIST",
-    "fashionmnist": "FashionMNIST",
-    "usps": "USPS",
-    "svhn": "SVHN",
-}
+def torchvision_files(place: Torchvision, folder: Path) -> list[Path]:
+    """Return torchvision's files of a set under ``folder``; none unless all kinds of them are there."""
+    found = [sorted(folder.glob(pattern)) for pattern in place.files]
+    return [path for paths in found for path in paths] if all(found) else []
 
 
-def load_torchvision(argument: str, folder: Path, *, name: str) -> ImageDataset:
-    """Read ``name.npz`` or ``digits_name.npz`` under ``folder``, else torchvision's copy, downloaded if absent.
+def read_torchvision(name: str, place: Torchvision, folder: Path, side: int = 0) -> ImageDataset:
+    """Read torchvision's files, decoded once a machine.
 
     Args:
-        argument: What follows ``name:``; must be empty.
-        folder: See ``data_folder``; torchvision keeps its files there too.
-        name: One of ``cifar10``, ``cifar100``, ``mnist``, ``fashionmnist``, ``usps``, ``svhn``.
+        name: Name of the set, for the cache.
+        place: Where torchvision has it.
+        folder: See ``data_folder``.
+        side: Rows and columns that pictures in files are brought to.
 
     Raises:
-        DataError: If there is an argument, or the set is neither there nor can be downloaded.
+        DataError: If files are damaged or not those that torchvision knows.
     """
-    if argument:
-        raise DataError(f"data '{name}' takes no argument, got {argument!r}; its files are looked up in `data-dir`")
-    packs = [folder / f"{name}.npz", folder / f"digits_{name}.npz"]
-    for pack in packs:
-        if pack.is_file():
-            return load_npz(str(pack), folder)
-    logger.info("data '%s': reading torchvision's files in %s, which are downloaded if absent", name, folder)
+    files = torchvision_files(place, folder)
+    key = content_key(name, listing(files))
+    read = functools.cache(lambda: _read(place, folder, side, files[0]))  # once for all three
+    x = cached_array(f"{key}-x", lambda: read()[0])
+    labels = cached_array(f"{key}-y", lambda: read()[1])
+    classes = cached_array(f"{key}-classes", lambda: read()[2])
+    return ImageDataset(
+        torch.from_numpy(x),
+        torch.from_numpy(labels[0]),
+        torch.from_numpy(labels[1] == 1),
+        tuple(map(str, classes)),
+        source=f"{name} in {folder}",
+    )
+
+
+def fetch_torchvision(place: Torchvision, folder: Path) -> None:
+    """Have torchvision download a set into ``folder``.
+
+    Raises:
+        DataError: If it cannot.
+    """
     try:
-        train, test = (_download(name, folder, train=part) for part in (True, False))
+        for part in _parts(place):
+            _open(place, folder, part, download=True)
     except (OSError, RuntimeError, ImportError) as err:
-        reason = " ".join(str(err).split())
         raise DataError(
-            f"data '{name}': found neither {' nor '.join(map(str, packs))} nor torchvision's files in {folder}, and "
-            f"they cannot be downloaded ({reason}). Put one of them there, point `data-dir` to where they are, or run "
-            f"once with a network: torchvision.datasets.{_CLASSES[name]}(root={str(folder)!r}, download=True)"
+            f"torchvision.datasets.{place.cls} cannot be downloaded to {folder} ({_line(err)}); try again with a "
+            "network, or copy its files there from another machine"
         ) from err
-    x = torch.cat([_pictures(train), _pictures(test)])
-    y = torch.cat([torch.as_tensor(_labels(part), dtype=torch.int64) for part in (train, test)])
-    classes = tuple(getattr(train, "classes", None) or map(str, range(int(y.max()) + 1)))
-    return ImageDataset(x, y, torch.arange(len(y)) >= len(train), classes, source=f"{name} in {folder}")
 
 
-def _download(name: str, folder: Path, *, train: bool) -> Any:  # noqa: ANN401 - torchvision is untyped
+Read = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]
+
+
+def _read(place: Torchvision, folder: Path, side: int, file: Path) -> Read:
+    """Return pictures ``[N, channels, H, W]``, labels and whether it is a test picture ``[2, N]``, class names."""
+    try:
+        parts = [_open(place, folder, part, download=False) for part in _parts(place)]
+        x, labels = zip(*(_content(part, side) for part in parts), strict=True)
+    except DataError:
+        raise
+    except Exception as err:  # pickles, archives and tables of others raise what they like
+        raise DataError(
+            f"{file} and others in {folder} cannot be read as torchvision.datasets.{place.cls} ({_line(err)}); remove "
+            "them and fetch the set again"
+        ) from err
+    y = np.concatenate(labels)
+    test = np.arange(len(y)) >= len(x[0])
+    classes = getattr(parts[0], "classes", None) or [str(i) for i in range(int(y.max()) + 1)]
+    return np.concatenate(x), np.stack([y, test]), np.array(classes)
+
+
+def _parts(place: Torchvision) -> list[dict[str, Any]]:
+    if place.part == "train":
+        return [{"train": True}, {"train": False}]
+    return [{"split": "train"}, {"split": "test"}] if place.part == "split" else [{}]
+
+
+def _open(place: Torchvision, folder: Path, part: dict[str, Any], *, download: bool) -> Any:  # noqa: ANN401
     from torchvision import datasets  # slow to import, and most runs need none of it
 
-    part = {"split": "train" if train else "test"} if name == "svhn" else {"train": train}
-    return getattr(datasets, _CLASSES[name])(root=str(folder), download=True, **part)
+    return getattr(datasets, place.cls)(root=str(folder), download=download, **part)
 
 
-def _pictures(part: Any) -> torch.Tensor:  # noqa: ANN401
-    """``[N, channels, H, W]`` from the four layouts that torchvision's classes have."""
-    x = torch.as_tensor(np.asarray(part.data))
-    if x.dim() == 3:
-        return x.unsqueeze(1)
-    return x.contiguous() if x.shape[1] == 3 else x.permute(0, 3, 1, 2).contiguous()
+def _content(part: Any, side: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:  # noqa: ANN401 - untyped
+    """``[N, channels, H, W]`` and ``[N]`` from the four layouts that torchvision's classes have, or from files."""
+    if not hasattr(part, "data"):
+        # They come in the order in which the file system has them, which differs from machine to machine.
+        listed = sorted(zip(map(Path, part._image_files), part._labels, strict=True))
+        files = [path for path, _ in listed]
+        return decode_pictures(files, lambda i: str(files[i]), side), np.array([label for _, label in listed])
+    y = np.asarray(part.labels if hasattr(part, "labels") else part.targets, np.int64)
+    x = np.asarray(part.data)
+    if x.ndim == 3:
+        return x[:, None], y
+    return np.ascontiguousarray(x if x.shape[1] == 3 else x.transpose(0, 3, 1, 2)), y
 
 
-def _labels(part: Any) -> Any:  # noqa: ANN401
-    return part.labels if hasattr(part, "labels") else part.targets
+def _line(err: Exception) -> str:
+    return " ".join(str(err).split()) or type(err).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -243,14 +243,45 @@ def one_minus_cosine(a: Tensor, b: Tensor, informative: Tensor) -> Tensor:
     return torch.where(informative, 1 - cosine, 0)
 
 
-def attach_gradient(value: Tensor, gradient: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    """Give losses ``value`` ``[L]`` the gradients ``scale[l] * gradient[l]``, with ``gradient`` ``[L * n, d]``.
+Backward = Callable[..., Tensor]
 
-    The losses do not change when ``x`` ``[n, d]`` is scaled, so their gradients are orthogonal to it: their product
-    with ``x`` adds nothing to the value, and is all that autograd has to know. Its own bookkeeping for the thirty
-    small operations behind a value costs more than the closed form.
+
+class _ClosedForm(torch.autograd.Function):
+    """Losses whose gradient is written out; see :func:`attach_gradient`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, x: Tensor, backward: Backward, *constants: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401 - torch's own
+        ctx.written_out = inputs[2]
+        ctx.save_for_backward(*inputs[3:])
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        constants = ctx.saved_tensors
+        return None, ctx.written_out(outer, *constants), None, *(None for _ in constants)
+
+
+def attach_gradient(value: Tensor, x: Tensor, backward: Backward, *constants: Tensor) -> Tensor:
+    """Give losses ``value`` ``[L]`` the gradient ``backward(outer [L], *constants)`` with respect to ``x``.
+
+    Autograd's own bookkeeping for the thirty small operations behind a value costs more than the closed form. What is
+    left for ``backward`` sees the weights of the L losses in ``outer``, and can add them up before the large products.
     """
-    return torch.addcmul(value, gradient.view(len(value), x.numel()) @ x.flatten(), scale)
+    attached: Tensor = _ClosedForm.apply(value, x, backward, *constants)
+    return attached
+
+
+def gram_backward(outer: Tensor, slope: Tensor, scale: Tensor, x: Tensor) -> Tensor:
+    """Gradient ``[n, d]`` of losses that know ``x`` ``[n, d]`` by its Gram matrix.
+
+    ``scale[l] * slope[l]`` ``[n, n]``, symmetric, is half the gradient of loss ``l`` with respect to that matrix.
+    """
+    return ((outer * scale) @ slope.flatten(1)).view_as(slope[0]) @ x
 
 
 def full_precision_pair(a: Tensor, b: Tensor, *, any_width: bool) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoproto.losses.base import SMALL, AlignmentLoss, attach_gradient, full_precision_pair, gather_pairs
+from isoproto.losses.base import (
+    SMALL,
+    AlignmentLoss,
+    attach_gradient,
+    full_precision_pair,
+    gather_pairs,
+    gram_backward,
+)
 from isoproto.precision import full_precision, outside_autocast
 
 TINY = 1e-12  # energy of centred rows below which they are taken for one point
@@ -104,10 +111,10 @@ def prepare(rows: Tensor, averages: Tensor, weights: Tensor, kernel: Tensor) -> 
 
 def compare(x: Tensor, spread: Tensor, wanted: Tensor, useful: Tensor, floor: Tensor) -> Tensor:
     """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
-    shift = x.detach().mean(0)  # changes nothing, but would swallow digits of the Gram matrix
-    x = x - shift
     with torch.no_grad():
-        gram = x @ x.T
+        shift = x.mean(0)  # changes nothing, but would swallow digits of the Gram matrix
+        centred = x - shift
+        gram = centred @ centred.T
         k = (spread.flatten(0, 1) @ gram).view_as(spread)
         square = (k * k.mT).sum((1, 2)).clamp(min=1e-30)  # squared norm of the points' Gram matrix
         inner = (wanted * gram).sum((1, 2))
@@ -116,9 +123,8 @@ def compare(x: Tensor, spread: Tensor, wanted: Tensor, useful: Tensor, floor: Te
         scale = good * square.rsqrt()
         # -scale * slope is the gradient with respect to `gram`.
         slope = torch.baddbmm(wanted, k * (inner / square).view(-1, 1, 1), spread, alpha=-1)
-        gradient = slope.flatten(0, 1) @ x
         value = good - scale * inner
-    return attach_gradient(value, gradient, -2 * scale, x)
+    return attach_gradient(value, x, gram_backward, slope, -2 * scale, centred)
 
 
 GCSA = AlignmentLoss(pair, target, prepare, compare, relations)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from isoproto.losses.base import attach_gradient
 from isoproto.precision import full_precision, outside_autocast
 
 TINY = 1e-6  # length up to which a vector is taken for zero: it has no direction, and its gradient would be huge
@@ -211,11 +212,16 @@ class Anchors:
             losses = functional.nll_loss(logs, labels, reduction="none")
             halfway = torch.add(difference, clipped, alpha=-0.5)
             value = torch.stack([torch.dot(share.flatten(), losses), torch.dot(pull.flatten(), halfway.flatten())])
-            if self.normalised:
-                gradient = _tangential(torch.stack([contrast, pull]), unit) * inverse
-            else:
-                gradient = torch.stack([_tangential(contrast, unit) * inverse, pull])
-        return torch.addmv(value, gradient.flatten(1), (x - x.detach()).flatten())
+        backward = _backward_normalised if self.normalised else _backward
+        return attach_gradient(value, x, backward, contrast, pull, unit, inverse)
+
+
+def _backward(outer: Tensor, contrast: Tensor, pull: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
+    return torch.addcmul(outer[1] * pull, _tangential(contrast, unit), outer[0] * inverse)
+
+
+def _backward_normalised(outer: Tensor, contrast: Tensor, pull: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
+    return _tangential(torch.addcmul(outer[0] * contrast, pull, outer[1]), unit).mul_(inverse)
 
 
 def _tangential(gradient: Tensor, unit: Tensor) -> Tensor:

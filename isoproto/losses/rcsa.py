@@ -12,6 +12,7 @@ from isoproto.losses.base import (
     attach_gradient,
     full_precision_pair,
     gather_pairs,
+    gram_backward,
     one_minus_cosine,
 )
 from isoproto.precision import full_precision, outside_autocast
@@ -120,8 +121,7 @@ def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor
         slope = slope * lengths
         slope.diagonal(dim1=1, dim2=2).sub_(radial)
         slope = torch.bmm(torch.bmm(averages.mT, slope), averages)
-        gradient = slope.flatten(0, 1) @ x
-    return attach_gradient(value, gradient, 2 * scale, x)
+    return attach_gradient(value, x, gram_backward, slope, 2 * scale, x.detach())
 
 
 RCSA = AlignmentLoss(pair, target, prepare, compare, relations)

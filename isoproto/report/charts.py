@@ -45,6 +45,7 @@ PALETTE = {  # CSS variable -> (light, dark); every light colour occurs once, se
 }
 # Colours of the heat maps: their opacity carries the number, so both schemes can show it.
 BLUE, ORANGE = (0.22, 0.46, 0.86), (0.90, 0.42, 0.10)
+POINTED = 2000  # cells up to which a drawing of the partition has words for each of them
 CURVES = 60  # rounds up to which every step of gradient matching is drawn
 HALF, FULL = 500, 1120  # widths: two charts side by side, and one alone
 MARKERS = "os^Dv<>p"
@@ -417,10 +418,22 @@ def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart |
         + f". A client holds {held.min()} to {held.max()} classes and "
         f"{counts.sum(axis=0).min()} to {counts.sum(axis=0).max()} samples.",
         caption="Training samples of each client (columns) in each class (rows); empty cells are classes that "
-        "a client has never seen. The bars above add them up. The colour scale is logarithmic.",
+        "a client has never seen. The bars above add them up. The colour scale is logarithmic."
+        + (" Point at a cell for its number." if counts.size <= POINTED else ""),
         width=FULL,
         height=150 + _heat_height(len(classes)),
+        tooltips=[[], _count_words(counts, classes, ordered)] if counts.size <= POINTED else (),
     )
+
+
+def _count_words(counts: NDArray[np.int64], classes: Sequence[str], clients: Sequence[ClientShare]) -> list[list[str]]:
+    return [
+        [
+            f"client {plain(share.client, 30)}, class {plain(name, 30)}: {count}"
+            for share, count in zip(clients, row, strict=True)
+        ]
+        for name, row in zip(classes, counts.tolist(), strict=True)
+    ]
 
 
 def _heat_height(classes: int) -> int:
@@ -524,6 +537,8 @@ def _cosine_words(cosines: NDArray[np.float64], names: Sequence[str]) -> list[li
 
 def _tooltips(axes: "Axes", words: Sequence[Sequence[str]], height: int) -> str:
     """Unseen rectangles over the cells of a heat map that has been drawn; each says its words under the mouse."""
+    if not words:
+        return ""
     rows, columns = len(words), len(words[0])
     (left, top), (right, bottom) = axes.transData.transform([(-0.5, -0.5), (columns - 0.5, rows - 0.5)])
     wide, high = (right - left) / columns, (top - bottom) / rows

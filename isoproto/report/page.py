@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isoproto.evaluation import pooled_accuracy
 from isoproto.metrics import History, accuracy_history, accuracy_summary, client_order, decile_size
 from isoproto.paths import write_atomically
 from isoproto.report import charts, template
@@ -69,7 +70,7 @@ def _page(run: Run, history: History, drawings: Mapping[str, Chart]) -> str:
 
     sections = (
         ("Result", _notice(run) + _cards(run, history)),
-        ("Accuracy", figures("accuracy", "clients") + _groups(run, history)),
+        ("Accuracy", figures("accuracy", "clients") + _groups(run, history) + _protocol(run)),
         ("Data", figures("partition")),
         ("What the server learned", figures("matching") + _learned(run) + figures("similarity")),
         ("Training, traffic and failures", figures("losses", "bytes", "seconds", extra=_failures(run))),
@@ -211,6 +212,56 @@ def _group_table(caption: str, heading: str, history: History, groups: Sequence[
         rows,
         numbers=range(1, 6),
     )
+
+
+def _protocol(run: Run) -> str:
+    """What the papers report besides: each evaluation, each class, rounds to an accuracy, clients that came late."""
+    evaluations = [line for line in run.metrics if line["kind"] == "evaluation"]
+    if not evaluations:
+        return ""
+    rows = ([_evaluations(evaluations)], [table for table in (_classes(run), _goals(run)) if table])
+    return "".join(f'<div class="grid">{_panels(tables)}</div>' for tables in rows if tables)
+
+
+def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    columns = {
+        "mean": lambda line: accuracy_summary(*_counts(line))["mean"],
+        "sample-weighted": lambda line: pooled_accuracy(line["clients"]),
+        "macro-F1": lambda line: line.get("macro_f1"),
+        "mean of classes": lambda line: line.get("balanced_accuracy"),
+        "mean of domains": lambda line: line.get("domain_mean"),
+        "averaged model, all test data": lambda line: line.get("global_accuracy"),
+        "clients that join late": lambda line: line.get("late_mean"),
+    }
+    figures = {name: [figure(line) for line in evaluations] for name, figure in columns.items()}
+    shown = {name: values for name, values in figures.items() if any(value is not None for value in values)}
+    rows = [[line["round"], *(percent(values[i]) for values in shown.values())] for i, line in enumerate(evaluations)]
+    return _table("Evaluations of all clients", ("round", *shown), rows, numbers=range(1, len(shown) + 1))
+
+
+def _counts(line: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    return [entry["correct"] for entry in line["clients"]], [entry["total"] for entry in line["clients"]]
+
+
+def _classes(run: Run) -> str:
+    figures = run.summary["classes"]
+    rows = zip(run.classes, map(percent, figures["accuracy"]), map(percent, figures["f1"]), strict=False)
+    table = _table("By class, all clients together", ("class", "accuracy", "F1"), rows, numbers=(1, 2))
+    return table if figures["accuracy"] else ""
+
+
+def _goals(run: Run) -> str:
+    reached, late = run.summary["rounds_to"], run.summary["late"]
+    rows = [(f"first round with a mean of {percent(float(level))}", r) for level, r in reached.items() if r is not None]
+    if late["clients"]:
+        joined = NOTHING if late["joined"] is None else late["joined"]
+        rows += [
+            (f"{_count(late['clients'], 'client')} kept from training before round", joined),
+            ("their mean before that", percent(late["before"])),
+            ("their mean at the end", percent(late["mean"])),
+            ("mean of the others at the end", percent(late["others"])),
+        ]
+    return _table("Milestones", ("what", "value"), rows, numbers=(1,)) if rows else ""
 
 
 def _learned(run: Run) -> str:

@@ -12,8 +12,12 @@ from isoproto.data.partition import SPLITS
 from isoproto.errors import DataError
 
 EMBEDDED = ("digits4",)
+OWN = ("npz", "imagefolder", "csv", "jsonl")  # a path belongs to the name
 # "classes" alone needs to be told more.
-PARTITIONS = [*sorted(set(PARTITIONERS) - {"classes"}), "classes:0,1,2;2,3,4;4,5,6,7;7,8,9"]
+PARTITIONS = [*sorted(set(PARTITIONERS) - {"classes"}), "classes:0,1,2;2,3,4;4,5,6,7;7,8,9", "domain:2@0.3,1@0.9,0,1"]
+# Whole domains, which cannot be cut for more clients, and of which nothing is drawn but the test parts.
+WHOLE = ("one_domain", "user", "user_groups")
+FLEXIBLE = [name for name in PARTITIONS if ":" not in name and name not in WHOLE]
 CLIENTS = 4
 
 
@@ -46,9 +50,9 @@ def test_an_embedded_set_is_whole(name):
 
 
 @pytest.mark.usefixtures("_nothing_there")
-@pytest.mark.parametrize("name", sorted(set(DATASETS) - set(EMBEDDED)))
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {*EMBEDDED, "module"}))
 def test_a_set_that_is_absent_says_where_it_was_looked_for(name, tmp_path):
-    asked = name if ":" in name or name not in ("npz", "imagefolder") else f"{name}:absent"
+    asked = name if ":" in name or name not in OWN else f"{name}:absent"
     with pytest.raises(DataError, match=rf"data '{asked}': (?s:.*){tmp_path}.*`data-dir`"):
         load_dataset(asked, str(tmp_path))
 
@@ -64,8 +68,10 @@ def test_clients_are_disjoint_and_not_empty(partition, split):
     assert all(part.dtype == np.int64 for share in shares for part in (share.train, share.test))
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize(
+    ("partition", "split"),
+    [(name, split) for name in PARTITIONS for split in SPLITS if name not in WHOLE or split == "merged"],
+)
 def test_another_seed_deals_otherwise(partition, split):
     data = load_dataset("digits4")
     a, b = (split_clients(data, partition=partition, clients=CLIENTS, seed=s, split=split)[0] for s in (0, 1))
@@ -82,13 +88,19 @@ def test_a_client_is_tested_on_what_it_trains_on(partition, split):
         assert (train - test).abs().sum() / 2 < 0.15
 
 
-@pytest.mark.parametrize("partition", [name for name in PARTITIONS if not name.startswith("classes")])
+@pytest.mark.parametrize("partition", WHOLE)
+def test_whole_domains_are_not_cut(partition):
+    with pytest.raises(DataError, match=rf"'{partition}' cannot make 5 clients of 4 domains.*partition 'domain'"):
+        share_of(partition, clients=5)
+
+
+@pytest.mark.parametrize("partition", FLEXIBLE)
 def test_too_many_clients_are_refused_with_the_numbers(partition):
     with pytest.raises(DataError, match=r"4000 .*`(min-samples|classes-per-client)`"):
         share_of(partition, clients=4000)
 
 
-@pytest.mark.parametrize("partition", [name for name in PARTITIONS if not name.startswith("classes")])
+@pytest.mark.parametrize("partition", FLEXIBLE)
 def test_one_client_and_a_client_per_few_samples_are_no_special_cases(partition):
     for clients in (1, 600):
         assert min(len(share.train) for share in share_of(partition, clients=clients)) >= 1

@@ -55,7 +55,9 @@ class ScriptedGrid(InProcessGrid):
         broadcast = wire.read_broadcast(message.content, num_classes=C, feature_dim=D)
         self.received.append(broadcast)
         if message.metadata.message_type == "evaluate":
-            evaluation = wire.Evaluation(correct=2, total=4, class_correct=(2, 0, 0, 0), class_total=(4, 0, 0, 0))
+            evaluation = wire.Evaluation(
+                correct=2, total=4, class_correct=(2, 0, 0, 0), class_total=(4, 0, 0, 0), class_predicted=(2, 0, 1, 1)
+            )
             return Message(wire.write_evaluate_reply(evaluation, broadcast, str(index)), reply_to=message)
         answer = self.answers[index]
         if callable(answer):

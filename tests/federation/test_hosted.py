@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord
 
 import client_app.app
 from client_app.store import ClientStore
-from isoproto.errors import StateError
+from isoproto.errors import FederationError, StateError
 from strategies import PrototypeStrategy
 from tests import fakes
 from tests.fakes import When, altered
@@ -30,6 +30,41 @@ def test_they_change_nothing_but_the_number_of_messages(federation, plain):
     assert run.steady() == plain.steady()
     # In round 1 nobody knows how long a client takes. Later all four together take less than a message may.
     assert [len(trained(grid, r)) for r in (1, 2, 3)] == [4, 1, 1]
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4])
+def test_clients_do_not_depend_on_how_many_nodes_stand_for_them(federation, plain, nodes):
+    grid = federation.grid(clients=nodes)
+    run = federation.run(grid, {"clients": 4})
+    assert run.steady() == plain.steady()
+    assert [kind for kind, _, _ in grid.sent].count("query") == nodes
+
+
+def test_a_node_that_is_left_without_a_client_is_refused(federation):
+    run = federation.run(settings={"clients": 3, "rounds": 1})
+    assert set(run.failures()) == {(0, "node 10003")}
+    assert "`clients = 3` leaves none for node 3 of 4" in run.failures()[0, "node 10003"]
+    assert run.cohorts() == [["0", "1", "2"]]
+
+
+def test_a_node_that_is_not_simulated_is_one_client(federation, monkeypatch, plain):
+    """In one process there is no worker, and a device cares for no such setting of the server."""
+    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 0)
+    assert federation.run(settings={"clients": 9}).steady() == plain.steady()
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (lambda c: c["1/config"].update({"worker": 0}), "not simulated has one client; this one answers for"),
+        (lambda c: c["1/config"].update({"client": "0"}), "not simulated has one client; this one answers for"),
+        (lambda c: c["1/config"].update({"train-counts": [1]}), "'train-counts': expected 4"),
+    ],
+)
+def test_a_node_with_several_names_that_cannot_be_is_refused(federation, forge, reason):
+    grid = federation.grid((altered(forge), When("query", clients=[0])), clients=1)
+    with pytest.raises(FederationError, match=reason):
+        federation.run(grid, {"clients": 4, "min-nodes": 1})
 
 
 def test_one_that_fails_is_one_failed_client(federation, monkeypatch):

@@ -85,6 +85,9 @@ def test_gradients_travel_from_round_2_on_and_only_if_something_is_learned(feder
         {"anchors": "own", "alignment": "rcsa+hpcl+hpal"},
         {"anchors": "private", "relation.shrink": 1.0},
         {"hyper.head": "server"},
+        {"heads": "mixed"},
+        {"heads": "htc4", "hyper.head": "server"},
+        {"strategy": "fedhpro", "share": "none", "heads": "mixed"},
         {"alignment": "rcsa+hpcl+hpal"},
         {"alignment": "mse+hpal"},
         {"strategy": "fedsaf", "frame": "gram"},
@@ -117,6 +120,10 @@ def test_every_axis_is_a_setting(federation, settings):
 def test_settings_that_contradict_each_other_are_refused(federation):
     with pytest.raises(ConfigError, match=r"`hyper\.head = shared` .* averages none; set share = 'head'"):
         federation.run(settings={**FLAGSHIP, "hyper.head": "shared"})
+    with pytest.raises(ConfigError, match=r"`share = head` averages heads.* `heads = mixed`.*share = 'none'"):
+        federation.run(settings={**FLAGSHIP, "share": "head", "heads": "mixed"})
+    with pytest.raises(ConfigError, match=r"unknown heads 'mixd'; `heads` must be one of .*did you mean 'mixed'"):
+        federation.run(settings={"heads": "mixd"})
     with pytest.raises(ConfigError, match=r"`hyper\.init = normal` is noise in coordinates"):
         federation.run(settings={**FLAGSHIP, "frame": "gram", "hyper.init": "normal"})
     with pytest.raises(ConfigError, match=r"`alignment` is one of mse, cosine, gcsa, rcsa at most"):

@@ -9,6 +9,7 @@ import client_app.app
 from client_app.app import Client
 from client_app.store import ClientStore
 from client_app.training import extract
+from isoproto import paths
 from isoproto.errors import ConfigError
 from isoproto.losses import LOSSES
 from isoproto.metrics import accuracy_summary
@@ -97,6 +98,18 @@ def test_weights_can_be_shared_beside_prototypes(federation, share, models, part
     assert run.server()["present"].all()
     # Networks that are averaged start from equal weights, heads of different ones need not.
     assert run.summary["settings"]["init"] == ("per-client" if share == "head" else "per-architecture")
+
+
+def test_heads_are_dealt_out_by_partition_and_stay_as_they_were_dealt(federation):
+    """Of one architecture, with one to four layers in the head; the bases may be shared."""
+    settings = {"heads": "mixed", "models": "resnet", "share": "base", "rounds": 2}
+    run = federation.run(settings=settings)
+    assert run.failures() == {}
+    for client in range(4):
+        folder = paths.state_dir(federation.settings["state-dir"])
+        saved = ClientStore(folder, run.summary["experiment"], str(client)).load()
+        weights = [t for name, t in sorted(saved.tensors.items()) if name.startswith("head.") and t.ndim == 2]
+        assert [tuple(w.shape) for w in weights] == [(8, 8)] * client + [(4, 8)]
 
 
 def test_whole_models_cannot_be_shared_by_different_architectures(federation):

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from isoproto.errors import ConfigError
@@ -11,7 +12,7 @@ WRONG = {
     "strategy": ("fedsfa", r"unknown strategy 'fedsfa'; `strategy` must be one of .*did you mean 'fedsaf'\?\)"),
     "alignment": ("gsca", r"unknown alignment 'gsca'; `alignment` must be one of .*'gcsa'.* \(did you mean 'gcsa'\?\)"),
     "partition": ("dirichlett", r"unknown partition 'dirichlett'; .*\(did you mean 'dirichlet'\?\)"),
-    "data": ("digits5", r"unknown data 'digits5'; .*\(did you mean 'digits4'\?\)"),
+    "data": ("digit4", r"unknown data 'digit4'; .*\(did you mean 'digits4'\?\)"),
     "models": ("cnn,restnet", r"unknown models 'restnet'; .*\(did you mean 'resnet'\?\)"),
 }
 
@@ -59,6 +60,19 @@ def test_the_effective_settings_are_stored_without_auto(federation, strategy):
     text = (run.path / "config.toml").read_text()
     assert 'alignment = "auto"' not in text
     assert "gamma = 0.5" in text
+
+
+def test_what_is_said_about_the_data_is_in_the_summary(federation, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (2533, 8, 8), np.uint8), rng.integers(0, 4, 2533)
+    np.savez(tmp_path / "office_caltech10_64.npz", train_x=x, train_y=y, classes=np.array(list("abcd")))
+    settings = {"data": "office_caltech", "data-dir": str(tmp_path), "partition": "iid", "models": "cnn", "rounds": 0}
+    run = federation.run(federation.grid(clients=2), settings)
+    notes = run.summary["data_notes"]
+    assert len(notes) == 3
+    assert "office_caltech10_64.npz: squashed to 64x64" in notes[0]
+    assert "no official test part" in notes[2]
+    assert notes[2] in run.log
 
 
 def test_the_three_axes_override_the_strategy(federation):

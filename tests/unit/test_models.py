@@ -1,6 +1,7 @@
 """The feature model's pooling, dealing out architectures, and weights as a function of the seed."""
 
 import copy
+import dataclasses
 import subprocess
 import sys
 from unittest import mock
@@ -11,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state
 
 from isoproto.errors import ConfigError
-from models import FAMILIES, FeatureModel, ModelSpec, architecture_for, architectures, create_model
+from models import FAMILIES, FeatureModel, ModelSpec, architecture_for, architectures, create_model, head_for
 from models.base import ChannelsLast, Grid
 from models.cost import cost
 
@@ -168,6 +169,26 @@ def test_cost_of_the_four_layers_by_hand() -> None:
     assert found.parameters == sum(weights) == 924_708
     assert found.flops == 2 * sum(products)
     assert found.width == 512
+
+
+def test_heads_are_the_linear_one_or_have_hidden_layers_with_a_relu_after_each() -> None:
+    spec = dataclasses.replace(SPEC, head=(5, 3))
+    linear, deep = create_model("cnn", SPEC, seed=5), create_model("cnn", spec, seed=5)
+    assert all(torch.equal(t, deep.base.state_dict()[name]) for name, t in linear.base.state_dict().items())
+    kinds = [type(layer) for layer in deep.head]
+    assert kinds == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert [tuple(w.shape) for w in deep.head.parameters() if w.ndim == 2] == [(5, 128), (3, 5), (10, 3)]
+    assert linear.linear_head[0].shape == (10, 128)
+    with pytest.raises(ConfigError, match="head has hidden layers, and a linear one is wanted; set heads = 'linear'"):
+        _ = deep.linear_head
+
+
+def test_mixed_heads_have_one_to_four_layers_whatever_the_architectures() -> None:
+    layers = [len(head_for("mixed", partition, 64)) + 1 for partition in range(8)]
+    assert layers == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert {head_for("linear", partition, 64) for partition in range(8)} == {()}
+    with pytest.raises(ConfigError, match="unknown heads 'mlp'; `heads` must be one of 'htc4', 'linear', 'mixed'"):
+        head_for("mlp", 0, 64)
 
 
 def test_pictures_below_four_pixels_are_refused() -> None:

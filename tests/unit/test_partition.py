@@ -247,6 +247,37 @@ def test_label_sets_that_do_not_fit_are_refused(partition, text):
 
 
 @pytest.mark.parametrize(
+    ("partition", "text"),
+    [
+        (
+            "domain:2",
+            r"clients for each of the 2 domains, 2 clients in all, got \[2\]; write `partition = \"domain:3,7",
+        ),
+        ("domain:2,1", r"2 clients in all, got \[2, 1\]"),
+        ("domain:1,one", "'domain:1,one' must name, for each domain, its clients"),
+        ("domain:2@0.6,0", "'domain:2@0.6,0' must name, .* at most 1 for all of them together"),
+        ("domain:1@0,1", "'domain:1@0,1' must name"),
+        ("domain:1@nan,1", "'domain:1@nan,1' must name"),
+        ("domain:1,1@0.01", r"client \d of 2 would get 0 sample\(s\), fewer than `min-samples` = 2"),
+        ("nid2:half", "'nid2:half' must name a fraction, as in 'nid2:0.5'"),
+        ("nid2:1", r"gives one-class clients a fraction in \(0, 1\) of their class, got 1"),
+        ("pairs:-1", "'pairs:-1' must say how many clients have all classes"),
+        ("pairs:3", "cannot give all classes to 3 of 2 clients; name fewer"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(partition, text):
+    halves = dataset([40, 40], domains=("x", "y"))
+    with pytest.raises(DataError, match=text):
+        split_clients(halves, partition=partition, clients=2, seed=0)
+
+
+@pytest.mark.parametrize("partition", ["domain", "domain:1,1", "one_domain", "user", "user_groups"])
+def test_domains_are_asked_for_where_there_are_none(partition):
+    with pytest.raises(DataError, match="needs a data set with domains, and this one has none"):
+        split_clients(dataset([40, 40]), partition=partition, clients=2, seed=0)
+
+
+@pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"partition": "dirichlett"}, r"unknown partition 'dirichlett'; .*did you mean 'dirichlet'"),
@@ -271,6 +302,8 @@ def test_a_setting_out_of_range_is_named(changes, text):
         ({"alpha": float("inf")}, "`alpha` must be finite and > 0, got inf"),
         ({"classes_per_client": 0}, "`classes-per-client` must be >= 1, got 0"),
         ({"min_samples": -1}, "`min-samples` must be >= 0, got -1"),
+        ({"imbalance": 0.5}, "`imbalance` must be finite and >= 1, got 0.5"),
+        ({"imbalance": float("nan")}, "`imbalance` must be finite and >= 1, got nan"),
     ],
 )
 def test_an_option_out_of_range_is_named(options, text):

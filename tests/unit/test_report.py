@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from isoproto.errors import StateError
+from isoproto.evaluation import evaluation_figures
 from isoproto.metrics import accuracy_history, accuracy_summary, summarise
 from isoproto.report import list_runs, read_run, read_summary, runs_table, summary_table, write_report
 from isoproto.report.charts import PALETTE
@@ -38,6 +39,8 @@ def fabricate(
     failures=(),
     status="completed",
     names=None,
+    late=(),
+    one_model=False,
     seed=3,
 ):
     """Write the folder of a run whose clients learn along saturating curves.
@@ -100,10 +103,14 @@ def fabricate(
                 "correct_prototype": int(0.94 * counts[i]) if round_ and exchange else None,
                 "class_correct": np.floor(test[i] * counts[i] / total[i]).astype(int).tolist(),
                 "class_total": test[i].tolist(),
+                "class_predicted": np.roll(test[i], 1).tolist(),
+                "domain": partition[i]["domain"],
+                "late": names[i] in late,
             }
             for i in range(clients)
         ]
-        return {"kind": "evaluation", "round": round_, "clients": entries}
+        figures = evaluation_figures(entries, one_model=one_model)
+        return {"kind": "evaluation", "round": round_, "clients": entries, "one_model": one_model, **figures}
 
     seen = np.zeros(clients)
     lines = [evaluation(0, correct(seen))]
@@ -448,6 +455,37 @@ def test_the_report_shows_what_was_evaluated_on_whose_data_and_when(report):
     assert "12 no answer within 60 s" in text
     assert "hyper.per-class 5" in text
     assert "flwr 1.42.0" in text
+
+
+def test_the_papers_figures_are_in_the_report(tmp_path):
+    folder = fabricate(tmp_path / "run", late=("3", "8"), one_model=True)
+    run, text = read_run(folder), " ".join(Page(write_report(folder).read_text(encoding="utf-8")).text.split())
+    last = [line for line in run.metrics if line["kind"] == "evaluation"][-1]
+    keys = ("macro_f1", "balanced_accuracy", "domain_mean", "global_accuracy", "late_mean")
+    shown = " ".join(f"{100 * last[key]:.1f}%" for key in keys)
+    heads = "macro-F1 mean of classes mean of domains averaged model, all test data clients that join late"
+    assert f"round mean sample-weighted {heads} 0 " in text
+    assert f" {shown} By class, all clients together class accuracy F1 0 " in text
+    level, reached = next((level, r) for level, r in run.summary["rounds_to"].items() if r is not None)
+    assert f"first round with a mean of {100 * float(level):.1f}% {reached} " in text
+    assert "2 clients kept from training before round 1 " in text
+
+
+def test_figures_that_a_run_does_not_have_are_left_out_of_the_report(report):
+    text = " ".join(Page(report).text.split())
+    assert "Evaluations of all clients round mean sample-weighted macro-F1 mean of classes mean of domains 0 " in text
+    assert "averaged model" not in text
+    assert "kept from training" not in text
+
+
+@pytest.mark.parametrize(("classes", "told"), [(10, True), (101, False)])
+def test_the_partition_tells_its_numbers_as_long_as_there_are_few(tmp_path, classes, told):
+    folder = fabricate(tmp_path / "run", rounds=1, classes=tuple(f"class {i}" for i in range(classes)))
+    write_report(folder)
+    svg = (folder / "plots" / "partition.svg").read_text(encoding="utf-8")
+    counts = read_run(folder).clients[4].train
+    assert (f"<title>client 4, class class 3: {counts[3]}</title>" in svg) == told
+    assert svg.count("<title>client ") == (20 * classes if told else 0)
 
 
 def test_clients_that_were_not_asked_are_owned_up_to(tmp_path):

@@ -12,9 +12,9 @@ from client_app.training import (
     LocalSettings,
     Statistics,
     batches,
-    count_correct,
     extract,
     make_optimizer,
+    predict,
     train,
 )
 from isoproto.data import ClientData, to_float
@@ -336,22 +336,22 @@ def test_head_and_nearest_prototype_are_counted():
     features, labels = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1, 3])
     prototypes = torch.tensor([[math.nan, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 2.0]])
     present = torch.tensor([False, True, False, True])
-    right, nearest = count_correct(model, features, labels, prototypes, present)
-    assert right.tolist() == [True, False, False]
+    predicted, nearest = predict(model, features, labels, prototypes, present)
+    assert predicted.tolist() == [0, 0, 1]
     assert nearest == 2
 
 
 def test_without_prototypes_nothing_is_nearest():
     model, features, labels = linear_model(), torch.zeros(3, 6), torch.tensor([0, 1, 2])
-    assert count_correct(model, features, labels, None, None)[1] is None
-    assert count_correct(model, features, labels, torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool))[1] is None
+    assert predict(model, features, labels, None, None)[1] is None
+    assert predict(model, features, labels, torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool))[1] is None
 
 
 def test_counting_nothing_is_zero():
-    right, nearest = count_correct(
+    predicted, nearest = predict(
         linear_model(), torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64), torch.zeros(4, 6), torch.ones(4).bool()
     )
-    assert (right.numel(), nearest) == (0, 0)
+    assert (predicted.numel(), nearest) == (0, 0)
 
 
 def dropping_model():

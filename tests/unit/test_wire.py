@@ -20,7 +20,12 @@ CLASSES = ("cat", "dog", "owl", "fox")
 EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)
 BROADCAST = wire.Broadcast(experiment="e1", server_round=2, settings={})
 EVALUATION = wire.Evaluation(
-    correct=5, total=8, correct_prototype=6, class_correct=(2, 0, 3, 0), class_total=(3, 0, 5, 0)
+    correct=5,
+    total=8,
+    correct_prototype=6,
+    class_correct=(2, 0, 3, 0),
+    class_total=(3, 0, 5, 0),
+    class_predicted=(2, 1, 5, 0),
 )
 INFO = wire.ClientInfo(
     client="3",
@@ -432,6 +437,171 @@ def test_declared_shape_that_differs_from_the_header_is_refused():
         read(sent(content))
 
 
+# Rows that travel rounded
+
+ROUNDED = ("float16", "int8")
+
+
+def rounded(dtype: str, **changes: Any) -> RecordDict:
+    broadcast = dataclasses.replace(BROADCAST, settings={"wire.dtype": dtype})
+    return sent(wire.write_train_reply(train_reply(**changes), broadcast, client="3"))
+
+
+def rounding(dtype: str, **changes: Any) -> wire.Expected:
+    return dataclasses.replace(EXPECTED, dtype=dtype, **changes)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 0), ("float16", 2**-10), ("int8", 0.5 / 127)])
+def test_rows_arrive_within_half_a_step(dtype, error):
+    weight = torch.tensor([1e-3, 1.0, 1e3, 0.0]).view(1, 4, 1) * torch.tensor([[[1.0, -0.3, 0.2]], [[0.1, 0.2, 0.9]]])
+    bias = torch.full((2, 4), 0.1)
+    content = rounded(dtype, gradients=1e-5 * MEANS, classifier=(weight, bias))
+    reply = read(content, rounding(dtype, max_gradient=1.0, classifier=True, max_norm=1e5))
+    for sent_rows, came in (
+        (MEANS, reply.contribution.means),
+        (1e-5 * MEANS, reply.gradients),
+        (weight, reply.classifier[0]),
+    ):
+        assert came.dtype == torch.float32
+        assert ((came - sent_rows).abs() <= 1.0001 * error * sent_rows.abs().amax(-1, keepdim=True)).all()
+    assert torch.equal(reply.classifier[1], bias)
+    assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
+    stored = {name: array.dtype for name, array in content["arrays"].items()}
+    assert (stored["proto"], stored["grad"], stored["grad-weight"], stored["grad-bias"]) == (*[dtype] * 3, "float32")
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float16", 2**-10), ("int8", 0.5 / 127)])
+def test_a_broadcast_rounds_rows_and_no_weights(dtype, error):
+    shared = {"base.w": torch.tensor([[1e-6, 1.0]])}
+    rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [-5.0, 0.1, 0.2], [1e5, 7.0, 1.0]])
+    relations = rows @ rows.T
+    broadcast = wire.Broadcast(
+        experiment="e1",
+        server_round=2,
+        settings={"wire.dtype": dtype},
+        prototypes=rows,
+        present=torch.tensor([True, False, True, True]),
+        relations=relations,
+        directions=rows,
+        means=-rows,
+        hyper=torch.stack([rows, 2 * rows], 1),
+        head=(rows / 3, rows[:, 0] / 3),
+        shared=shared,
+    )
+    content = sent(wire.write_broadcast(broadcast))
+    came = wire.read_broadcast(content, num_classes=4, feature_dim=3)
+    for name in ("prototypes", "directions", "means", "hyper"):
+        wanted = getattr(broadcast, name)
+        assert ((getattr(came, name) - wanted).abs() <= 1.0001 * error * wanted.abs().amax(-1, keepdim=True)).all()
+    assert torch.equal(came.relations, came.relations.T)
+    assert ((came.relations - relations).abs() <= 1.0001 * error * relations.abs().max()).all()
+    assert not came.relations[1].any()  # an absent class stays absent
+    assert torch.equal(came.head[0], rows / 3)
+    assert torch.equal(came.shared["base.w"], shared["base.w"])
+    assert {n for n in content["arrays"] if n.endswith("-scale")} == {
+        *("prototypes-scale", "relations-scale", "anchor-dir-scale", "anchor-mean-scale", "hyper-scale")
+    }
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_rounding_is_the_same_every_time(dtype):
+    assert rounded(dtype)["arrays"]["proto"].data == rounded(dtype)["arrays"]["proto"].data
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_rounded_row_that_is_not_finite_is_refused(dtype, bad):
+    means = torch.tensor([[1.0, 2.0, 3.0], [4.0, bad, 6.0]])
+    held = Contribution(torch.tensor([0, 2]), means, torch.tensor([9, 4]), samples=13)
+    with pytest.raises(WireError, match=r"array 'proto' holds NaN or infinity, shape \(2, 3\)"):
+        read(rounded(dtype, contribution=held), rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize(
+    ("scales", "told"),
+    [
+        ([math.nan, 1.0], "array 'proto' holds NaN or infinity"),
+        ([math.inf, 1.0], "array 'proto' holds NaN or infinity"),
+        ([-1.0, 1.0], r"array 'proto-scale': the scale -1 of row 0 is not that of its numbers"),
+        ([0.0, 1.0], r"array 'proto-scale': the scale 0 of row 0 is not that of its numbers"),
+        ([1.0, 1e30], r"row of class 2 has norm .*, `max-norm` is 100"),
+        ([1.0], r"array 'proto-scale': expected float32 \(2,\), got 'float32' \(1,\)"),
+        ([[1.0], [1.0]], r"array 'proto-scale': expected float32 \(2,\), got 'float32' \(2, 1\)"),
+    ],
+)
+def test_forged_scale_is_refused(dtype, scales, told):
+    content = rounded(dtype)
+    content["arrays"]["proto-scale"] = Array(np.asarray(scales, "float32"))
+    with pytest.raises(WireError, match=told):
+        read(sent(content), rounding(dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "row"),
+    [("int8", [1, 0, 0]), ("int8", [-128, 127, 0]), ("float16", [0.5, 0.0, 0.25]), ("float16", [3.0, 1.0, 1.0])],
+)
+def test_numbers_that_rounding_cannot_make_are_refused(dtype, row):
+    """A scale too large for its numbers would widen what a gradient may be."""
+    content = rounded(dtype)
+    content["arrays"]["proto"] = Array(np.asarray([row, row], dtype))
+    with pytest.raises(WireError, match=r"array 'proto-scale': the scale .* of which the largest must be"):
+        read(sent(content), rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_a_missing_scale_is_refused(dtype):
+    content = rounded(dtype)
+    del content["arrays"]["proto-scale"]
+    with pytest.raises(WireError, match="array 'proto-scale' is missing"):
+        read(sent(content), rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_a_scale_without_its_rows_is_refused(dtype):
+    content = rounded(dtype, gradients=MEANS)
+    del content["arrays"]["grad"]
+    with pytest.raises(WireError, match="array 'grad' is missing"):
+        read(sent(content), rounding(dtype, max_gradient=10.0))
+
+
+@pytest.mark.parametrize(("came", "wanted"), [("int8", "float16"), ("float32", "int8"), ("float16", "int8")])
+def test_rows_in_another_type_are_refused(came, wanted):
+    with pytest.raises(WireError, match=f"array 'proto': expected {wanted} .*, got '{came}'"):
+        read(rounded(came), rounding(wanted))
+
+
+def test_rounded_rows_nobody_asked_for_are_refused():
+    with pytest.raises(WireError, match=r"unexpected arrays \['proto-scale'\]"):
+        read(rounded("int8"), EXPECTED)
+
+
+def test_a_gradient_at_its_limit_may_be_rounded_up():
+    """511 numbers just above half a step each become one: longer than any gradient, though none was sent."""
+    row = torch.full((1, 512), 0.51)
+    row[0, 0] = 127.0
+    held = Contribution(torch.tensor([1]), row, torch.tensor([4]), samples=4)
+    expected = rounding("int8", feature_dim=512, max_norm=1e3, max_gradient=float(row.norm()))
+    reply = read(rounded("int8", contribution=held, gradients=row), expected)
+    assert float(reply.gradients.norm()) > float(row.norm())
+    with pytest.raises(WireError, match="no gradient through its head is longer"):
+        read(rounded("int8", contribution=held, gradients=1.2 * row), expected)
+
+
+def test_a_wire_dtype_nobody_knows_is_refused():
+    content = wire.write_broadcast(BROADCAST)
+    content["settings"]["wire.dtype"] = "int4"
+    with pytest.raises(WireError, match=r"setting 'wire\.dtype': expected one of float32, float16, int8, got 'int4'"):
+        wire.read_broadcast(sent(content), num_classes=4, feature_dim=3)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4 * 3), ("float16", 2 * 3 + 4), ("int8", 3 + 4)])
+def test_payload_of_rounded_rows(dtype, size):
+    classifier = (torch.ones(2, 4, 3), torch.ones(2, 4))
+    reply = train_reply(gradients=MEANS, classifier=classifier)
+    assert wire.payload_bytes(reply, dtype) == 2 * (4 + 2 * size + 8) + 8 * size + 8 * 4
+
+
 # Refusals of shared weights
 
 SHARED = {"head.weight": torch.ones(4, 3), "head.bias": torch.zeros(4)}
@@ -483,6 +653,9 @@ def test_missing_weights_are_refused():
         ("class-total", [3, 0, 6, 0], r"add up to 5 right of 9, .* say 5 of 8"),
         ("class-correct", [2, 0, 4, 0], r"add up to 6 right of 8, .* say 5 of 8"),
         ("after-correct", 9, r"9 right of 8 samples"),
+        ("class-predicted", [2, 1, 5], r"'class-predicted': expected 4 whole numbers"),
+        ("class-predicted", [2, 4, 2, 0], r"'class-predicted', class 2: 3 right of 2 predictions"),
+        ("class-predicted", [2, 1, 5, 1], r"'class-predicted': 9 predictions of 8 samples"),
     ],
 )
 def test_wrong_evaluation_is_refused(key, value, told):

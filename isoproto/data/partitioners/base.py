@@ -22,6 +22,11 @@ class PartitionOptions:
         classes_per_client: Classes that a client holds under ``shards``, >= 1.
         min_samples: Samples that every client gets at least, >= 0; 0 allows empty clients.
         label_sets: The classes of each client under ``classes``.
+        domain_shares: Clients of each domain under ``domain``, and the fraction of it that each of them draws, or
+            ``None`` if they share all of it; empty: all domains are shared out evenly.
+        one_class_share: Fraction of a class that goes to its one-class clients under ``nid2``, in (0, 1).
+        full_clients: Clients that hold all classes under ``pairs``; ``None``: half of them.
+        imbalance: How many times rarer the last class is made than the first, before anything is dealt, >= 1.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -31,6 +36,10 @@ class PartitionOptions:
     classes_per_client: int = 2
     min_samples: int = 2
     label_sets: tuple[tuple[int, ...], ...] = ()
+    domain_shares: tuple[tuple[int, float | None], ...] = ()
+    one_class_share: float = 0.5
+    full_clients: int | None = None
+    imbalance: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
@@ -39,6 +48,8 @@ class PartitionOptions:
             raise ConfigError(f"`classes-per-client` must be >= 1, got {self.classes_per_client}")
         if self.min_samples < 0:
             raise ConfigError(f"`min-samples` must be >= 0, got {self.min_samples}")
+        if not 1 <= self.imbalance < float("inf"):
+            raise ConfigError(f"`imbalance` must be finite and >= 1, got {self.imbalance}")
 
 
 Partitioner = Callable[[Labels, Indices | None, int, np.random.RandomState, PartitionOptions], list[Indices]]

@@ -1,9 +1,13 @@
 """The partition by domain: clients differ in how their pictures look, not in what they show."""
 
+import re
+
 import numpy as np
 
 from isoproto.data.partitioners.base import Indices, Labels, PartitionOptions, check_smallest, deal
 from isoproto.errors import DataError
+
+_REMEDY = "use fewer clients or a smaller `min-samples`"
 
 
 def domain_partition(
@@ -20,8 +24,13 @@ def domain_partition(
     unused. Which client holds which domain is drawn, so that domains do not go in step with the architectures,
     which are dealt out by client number.
 
+    ``options.domain_shares`` may say, for each domain in the data set's order, how many clients have it and which
+    fraction of its samples each of them draws, disjointly; samples that nobody draws stay unused. FedHPro's are
+    counts of 3, 7, 6 and 4 and 1 % (digits), and of 3, 1, 2 and 4 and 20 % (Office-Caltech).
+
     Raises:
-        DataError: If there are no domains, or a client would get fewer than ``min_samples`` samples.
+        DataError: If there are no domains, the shares are not those of all domains and clients, or a client would get
+            fewer than ``min_samples`` samples.
 
     Example:
         >>> domains = np.array([0, 0, 0, 0, 1, 1, 1, 1])
@@ -31,8 +40,88 @@ def domain_partition(
     """
     if domains is None:
         raise DataError("partition 'domain' needs a data set with domains, and this one has none; choose another")
+    if options.domain_shares:
+        return _dealt_by_shares(domains, clients, rng, options)
     names = rng.permutation(np.unique(domains))
     home = rng.permutation(names[np.arange(clients) % len(names)])  # [N], the domain of each client
     groups = ((np.flatnonzero(domains == name), np.flatnonzero(home == name)) for name in names)
     parts = deal(groups, clients, rng)
-    return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
+    return check_smallest(parts, options.min_samples, _REMEDY)
+
+
+def _dealt_by_shares(
+    domains: Indices, clients: int, rng: np.random.RandomState, options: PartitionOptions
+) -> list[Indices]:
+    names, counts = np.unique(domains), [count for count, _ in options.domain_shares]
+    if (len(counts), sum(counts)) != (len(names), clients):
+        raise DataError(
+            f"partition 'domain' must name clients for each of the {len(names)} domains, {clients} clients in all, got "
+            f'{counts}; write `partition = "domain:3,7,6,4"` for 20 clients of four domains'
+        )
+    home = rng.permutation(np.repeat(names, counts))  # [N], the domain of each client
+    groups = []
+    for name, (count, fraction) in zip(names, options.domain_shares, strict=True):
+        members = rng.permutation(np.flatnonzero(domains == name))
+        if fraction is not None:
+            members = members[: count * int(fraction * len(members) + 1e-9)]
+        groups.append((members, np.flatnonzero(home == name)))
+    return check_smallest(deal(groups, clients, rng), options.min_samples, _REMEDY)
+
+
+def parse_domain_shares(text: str) -> tuple[tuple[int, float | None], ...]:
+    """Read ``"3@0.01,7@0.01,6,4"``: clients of each domain, and the fraction of it that each of them draws.
+
+    Raises:
+        DataError: If something else is found, or the clients of a domain would draw more than there is.
+
+    Example:
+        >>> parse_domain_shares("3@0.01, 7")
+        ((3, 0.01), (7, None))
+    """
+    items = [re.fullmatch(r"\s*(\d+)\s*(?:@\s*(\d*\.?\d+))?\s*", item) for item in text.split(",")]
+    shares = tuple((int(item[1]), None if item[2] is None else float(item[2])) for item in items if item)
+    if None in items or any(f is not None and not 0 < max(count, 1) * f <= 1 + 1e-9 for count, f in shares):
+        raise DataError(
+            f"partition 'domain:{text}' must name, for each domain, its clients and, if they shall not share all "
+            "of it, the fraction that each draws: at most 1 for all of them together, as in 'domain:3@0.01,7@0.1'"
+        )
+    return shares
+
+
+def one_domain_partition(
+    labels: Labels,
+    domains: Indices | None,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+) -> list[Indices]:
+    """Let client ``i`` be domain ``i``, in the data set's order (FedSAF Sec. V, feature shift).
+
+    With fewer clients than domains the last ones stay unused. Nothing is drawn: which architecture meets which
+    domain is that of the paper.
+
+    Raises:
+        DataError: If there are no domains, fewer than ``N`` of them, or one has fewer than ``min_samples`` samples.
+
+    Example:
+        >>> domains = np.array([1, 0, 0, 1])
+        >>> parts = one_domain_partition(np.zeros(4, int), domains, 2, np.random.RandomState(0), PartitionOptions())
+        >>> [part.tolist() for part in parts]
+        [[1, 2], [0, 3]]
+    """
+    users = whole_domains("one_domain", domains, clients)
+    parts = [np.flatnonzero(users == name) for name in np.unique(users)[:clients]]
+    return check_smallest(parts, options.min_samples, _REMEDY)
+
+
+def whole_domains(partition: str, domains: Indices | None, clients: int) -> Indices:
+    """Return ``domains``, or raise ``DataError`` if there are none, or fewer than clients that want a whole one."""
+    if domains is None:
+        raise DataError(f"partition {partition!r} needs a data set with domains, and this one has none; choose another")
+    found = len(np.unique(domains))
+    if clients > found:
+        raise DataError(
+            f"partition {partition!r} cannot make {clients} clients of {found} domains, each of them whole; use fewer "
+            "clients, or partition 'domain', which shares domains out"
+        )
+    return domains

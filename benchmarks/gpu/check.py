@@ -1,0 +1,223 @@
+"""What a GPU machine makes of local training: one script, generated data, nothing to install but PyTorch and NumPy.
+
+- a ResNet-18 client's epoch in the client's own loop over a bare loop's, both in bf16 autocast, channels last, with the
+  data on the device (the own loop asks for nothing of it: autocast and layout are set around it);
+- what GCSA, RCSA and HPCL + HPAL add to a step;
+- memory after each of 20 rounds, in which clients' models take turns on the device;
+- cohort training: {"measured": false} until `client_app` can train several clients as one program.
+
+    python benchmarks/gpu/check.py [--small] [--device cuda] [--output FILE]
+
+``make gpu-check`` runs it. Without a GPU it says so and runs small, on the CPU and in float32, with the project's small
+ResNet: that shows that it works, and no figure of it means anything. Without torchvision that ResNet is taken, too.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # nothing is installed
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from client_app.training import Alignment, Anchoring, LocalSettings, extract, train  # noqa: E402
+from isoproto.data import ClientData  # noqa: E402
+from isoproto.losses import LOSSES  # noqa: E402
+from isoproto.losses.hyper import Anchors  # noqa: E402
+from models import FeatureModel, ModelSpec, create_model  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is run."""
+
+    samples: int
+    batch: int
+    classes: int
+    width: int
+    turns: int
+    rounds: int
+    clients: int
+    model: str
+
+
+FULL = Size(12_800, batch=128, classes=100, width=512, turns=7, rounds=20, clients=4, model="resnet18")
+SMALL = Size(24, batch=8, classes=6, width=32, turns=1, rounds=2, clients=2, model="resnet")
+TARGETS = {"epoch over a bare loop": 1.10, "step with an alignment": 1.05, "growth of memory over the rounds, MiB": 1.0}
+
+
+def make_data(size: Size, device: torch.device) -> ClientData:
+    """Random pictures 32x32x3 of all classes, on the device."""
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (size.samples, 3, 32, 32), dtype=torch.uint8, generator=generator).to(device)
+    labels = (torch.arange(size.samples) % size.classes).to(device)
+    return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(size.classes))))
+
+
+def settings(size: Size) -> LocalSettings:
+    """One epoch of SGD."""
+    return LocalSettings(
+        epochs=1,
+        batch_size=size.batch,
+        optimizer="sgd",
+        learning_rate=0.01,
+        momentum=0.9,
+        weight_decay=0.0,
+        proto_source="post-eval",
+    )
+
+
+def make_model(size: Size, device: torch.device, seed: int) -> tuple[str, FeatureModel]:
+    """Its model, or the small ResNet where torchvision is missing; channels last on a GPU."""
+    name = size.model if find_spec("torchvision") else "resnet"
+    model = create_model(name, ModelSpec(3, 32, 32, size.width, size.classes), seed).to(device)
+    return name, model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
+
+
+def precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Bf16 autocast on a GPU, nothing elsewhere."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call until the device has finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
+    """An epoch as one would write it without a federation."""
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    for index in torch.randperm(len(data.train_y), device=data.train_y.device).split(size.batch):
+        loss = functional.cross_entropy(model(data.train_x[index].float() / 255), data.train_y[index])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+
+def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
+    """Arguments of ``train`` by kind of step."""
+    prototypes = torch.randn(size.classes, size.width, generator=torch.Generator().manual_seed(1)).to(device)
+    present = torch.ones(size.classes, dtype=torch.bool, device=device)
+    kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
+    for name in ("gcsa", "rcsa"):
+        loss = LOSSES[name]
+        target = loss.target(prototypes, present)
+        kinds[name] = {"alignment": Alignment(loss=loss, target=target, present=present, lambda_=1.0, gamma=1.0)}
+    anchors = Anchors.of(prototypes / size.width**0.5, prototypes, present, margin=0.1, form="normalised")
+    kinds["hpcl + hpal"] = {"alignment": None, "anchoring": Anchoring(anchors=anchors, pcl=1.0, pal=1.0)}
+    return kinds
+
+
+def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
+    """Median seconds of an epoch of each kind, taking turns, and ratios to the bare loop and to cross-entropy."""
+    data, kinds = make_data(size, device), make_kinds(size, device)
+    names = ["bare", *kinds]
+    architecture, _ = make_model(size, device, seed=0)
+    models = {name: make_model(size, device, seed=0)[1] for name in names}
+
+    def epoch(name: str, turn: int) -> None:
+        with precision(device):
+            if name == "bare":
+                bare_epoch(models[name], data, size)
+            else:
+                generator = torch.Generator().manual_seed(turn)
+                train(models[name], data, settings(size), generator=generator, **kinds[name])
+
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(size.turns + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            measured = seconds(lambda name=name, turn=turn: epoch(name, turn), device)
+            if turn:  # the first one warms up
+                found[name].append(measured)
+
+    def ratio(name: str, reference: str) -> float:
+        return statistics.median(a / b for a, b in zip(found[name], found[reference], strict=True))
+
+    return {
+        "model": architecture,
+        "seconds per epoch": {name: statistics.median(each) for name, each in found.items()},
+        "epoch over a bare loop": ratio("cross-entropy", "bare"),
+        "step with an alignment": {name: ratio(name, "cross-entropy") for name in kinds if name != "cross-entropy"},
+    }
+
+
+def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
+    """MiB on the device after each round of clients that come and go; on a CPU nothing is counted."""
+    data, host = make_data(size, device), [make_model(size, device, i)[1].cpu() for i in range(size.clients)]
+    after, peak = [], 0.0
+    for number in range(size.rounds):
+        for index, model in enumerate(host):
+            model.to(device)
+            with precision(device):
+                generator = torch.Generator().manual_seed(number)
+                train(model, data, settings(size), alignment=None, generator=generator)
+                extract(model, data.train_x)
+            host[index] = model.cpu()
+        if device.type == "cuda":
+            after.append(torch.cuda.memory_allocated(device) / 2**20)
+            peak = torch.cuda.max_memory_allocated(device) / 2**20
+    return {"MiB after each round": after, "peak MiB": peak, "growth MiB": after[-1] - after[0] if after else None}
+
+
+def check(size: Size, device: torch.device) -> dict[str, Any]:
+    """All measurements."""
+    epochs, memory = measure_epochs(size, device), measure_memory(size, device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    machine = {"device": name, "torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]}
+    sizes = {field: getattr(size, field) for field in Size.__dataclass_fields__}
+    cohort = {"measured": False}
+    return {"machine": machine, "size": sizes, "targets": TARGETS, **epochs, "memory": memory, "cohort": cohort}
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results for people."""
+    lines = [f"{results['machine']['device']}, PyTorch {results['machine']['torch']}, {results['model']}"]
+    lines += [f"{name:24} {1e3 * value:10.1f} ms per epoch" for name, value in results["seconds per epoch"].items()]
+    lines.append(f"{'epoch over a bare loop':24} {results['epoch over a bare loop']:10.3f}")
+    lines += [
+        f"{'with ' + name:24} {value:10.3f} of a step" for name, value in results["step with an alignment"].items()
+    ]
+    memory = results["memory"]
+    if memory["growth MiB"] is not None:
+        lines.append(f"{'memory, peak':24} {memory['peak MiB']:10.1f} MiB, growth {memory['growth MiB']:.1f} MiB")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--small", action="store_true", help="only show that it works")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json")
+    arguments = parser.parse_args()
+    device, small = torch.device(arguments.device), arguments.small
+    if device.type != "cuda" and not small:
+        print("no GPU: running small, on the CPU; its figures mean nothing and are not recorded", file=sys.stderr)
+        small = True
+    results = check(SMALL if small else FULL, device)
+    print(table(results))
+    if not small:
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        print("wrote", arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Seconds of a training step with an alignment over those of one with cross-entropy alone.
+
+Reference work (design.md 7): batches of 100 pictures 32x32x3, d = 512, C = 100, the small CNN and ResNet-18, one
+thread. Alignments: GCSA and RCSA at both levels, HPCL + HPAL. Whole epochs of the client's own training loop are
+timed, what is prepared for their batches included. The kinds of step take turns, one epoch each, so that all of them
+see the same machine; a ratio is the median over the turns of one turn's ratio.
+
+    python benchmarks/speed/alignment_step.py [--turns 15] [--force]
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+from machine import require_idle, write_results
+
+from client_app.training import Alignment, Anchoring, LocalSettings, train
+from isoproto.data import ClientData
+from isoproto.losses import LOSSES
+from isoproto.losses.hyper import Anchors
+from models import ModelSpec, create_model
+
+BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05
+STEPS = {"cnn": 10, "cnn4": 5, "resnet18": 3}  # of an epoch: short turns, but more than a timer's noise
+SETTINGS = LocalSettings(
+    epochs=1,
+    batch_size=BATCH,
+    optimizer="sgd",
+    learning_rate=0.01,
+    momentum=0.9,
+    weight_decay=0.0,
+    proto_source="post-eval",
+)
+
+
+def make_data(steps: int) -> ClientData:
+    """Random pictures of random classes."""
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (steps * BATCH, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, CLASSES, (steps * BATCH,), generator=generator)
+    return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(CLASSES))))
+
+
+def make_kinds() -> dict[str, dict[str, Any]]:
+    """Arguments of ``train`` by kind of step; the first is the reference."""
+    prototypes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1))
+    present = torch.ones(CLASSES, dtype=torch.bool)
+    kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
+    for name in ("gcsa", "rcsa"):
+        target = LOSSES[name].target(prototypes, present)
+        kinds[name] = {
+            "alignment": Alignment(loss=LOSSES[name], target=target, present=present, lambda_=1.0, gamma=1.0)
+        }
+    anchors = Anchors.of(prototypes / WIDTH**0.5, prototypes, present, margin=0.1, form="normalised")
+    kinds["hpcl + hpal"] = {"alignment": None, "anchoring": Anchoring(anchors=anchors, pcl=1.0, pal=1.0)}
+    return kinds
+
+
+def measure(architecture: str, turns: int) -> dict[str, dict[str, float]]:
+    """Median milliseconds of a step of each kind, and its ratio."""
+    steps = STEPS[architecture]
+    data, kinds = make_data(steps), make_kinds()
+    spec = ModelSpec(3, 32, 32, WIDTH, CLASSES)
+    models = {kind: create_model(architecture, spec, seed=0) for kind in kinds}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    names = list(kinds)
+    for turn in range(turns + 1):
+        for kind in names[turn % len(names) :] + names[: turn % len(names)]:
+            generator = torch.Generator().manual_seed(turn)
+            began = time.perf_counter()
+            train(models[kind], data, SETTINGS, generator=generator, **kinds[kind])
+            if turn:  # the first one warms up
+                seconds[kind].append((time.perf_counter() - began) / steps)
+    reference = seconds["cross-entropy"]
+    return {
+        kind: {
+            "ms": 1e3 * statistics.median(found),
+            "ratio": statistics.median(a / b for a, b in zip(found, reference, strict=True)),
+        }
+        for kind, found in seconds.items()
+    }
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/alignment_step.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    torch.set_num_threads(1)
+    results = {}
+    for architecture in arguments.models:
+        results[architecture] = measure(architecture, arguments.turns)
+        for kind, found in results[architecture].items():
+            print(f"{architecture}, {kind}: {found['ms']:.2f} ms, ratio {found['ratio']:.3f}", flush=True)
+    if not arguments.force and set(arguments.models) == set(STEPS):
+        command = f"python benchmarks/speed/alignment_step.py --turns {arguments.turns}"
+        what = {"unit": "ms per step", "batch": BATCH, "width": WIDTH, "classes": CLASSES, "target": TARGET}
+        print("wrote", write_results("alignment_step", {"command": command, **what, "models": results}))
+
+
+if __name__ == "__main__":
+    main()

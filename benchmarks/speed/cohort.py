@@ -1,0 +1,183 @@
+"""How many times faster small clients train as one program than one after the other, on one thread.
+
+Reference work: 32 clients of 15 to 60 samples of 1x32x32 pixels, batches of 10, one epoch, SGD with momentum, feature
+width 128, ten classes; without alignment, with FedSAF's, and with one client alone. Both ways must give the same
+weights. ``step`` is another question: what one step of 16 clients gains if ``torch.vmap`` makes one program of it, for
+any architecture, with its convolutions grouped (oneDNN), or written as batched products of patches. Only the step: no
+optimiser that is shared, no batch that is shorter than another.
+
+    python benchmarks/speed/cohort.py [--repeats 7] [--force]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from machine import require_idle, write_results
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state
+from torch.nn import functional
+
+from client_app.cohort import Member, train_cohort
+from client_app.training import Alignment, LocalSettings, train
+from isoproto.data import ClientData
+from isoproto.losses import LOSSES
+from models import FeatureModel, ModelSpec, create_model
+
+CLIENTS, STEP_CLIENTS, BATCH, WIDTH, CLASSES = 32, 16, 10, 128, 10
+TARGETS = {"mlp": 3.0, "tiny_cnn": 1.5}
+STEPS = ("mlp", "tiny_cnn", "cnn", "resnet", "mobilenet", "inception")
+SETTINGS = LocalSettings(
+    epochs=1,
+    batch_size=BATCH,
+    optimizer="sgd",
+    learning_rate=0.02,
+    momentum=0.9,
+    weight_decay=0.0,
+    proto_source="post-eval",
+)
+
+
+def generator(seed: int) -> torch.Generator:
+    """A source of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def client_data(seed: int, device: torch.device) -> ClientData:
+    """A small client; its pictures are noise."""
+    samples = int(torch.randint(15, 61, (), generator=generator(seed)))
+    x = torch.randint(0, 256, (samples, 1, 32, 32), generator=generator(seed), dtype=torch.uint8)
+    y = torch.randint(0, CLASSES, (samples,), generator=generator(seed))
+    return ClientData(x.to(device), y, x[:0], y[:0], tuple("0123456789"))
+
+
+def alignment(name: str, device: torch.device) -> Alignment | None:
+    """What FedSAF aligns to, or nothing."""
+    if name == "none":
+        return None
+    prototypes, present = torch.randn(CLASSES, WIDTH, generator=generator(0)), torch.ones(CLASSES, dtype=torch.bool)
+    target = LOSSES[name].target(prototypes, present).to(device)
+    return Alignment(loss=LOSSES[name], target=target, present=present.to(device), lambda_=1.0, gamma=1.0)
+
+
+def seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Median seconds of each, in turn, so that a busy moment is nobody's alone."""
+    measured: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats + 1):  # the first warms up
+        for function, values in zip(functions, measured, strict=True):
+            began = time.perf_counter()
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            values.append(time.perf_counter() - began)
+    return [statistics.median(values[1:]) for values in measured]
+
+
+def whole_training(name: str, loss: str, clients: int, device: torch.device, repeats: int) -> dict[str, float]:
+    """Milliseconds per client both ways, and how far their weights are apart."""
+    spec = ModelSpec(1, 32, 32, WIDTH, CLASSES)
+    models = [create_model(name, spec, seed).to(device) for seed in range(clients)]
+    starts = [{key: t.detach().clone() for key, t in model.named_parameters()} for model in models]
+    data = [client_data(seed, device) for seed in range(clients)]
+    goal = alignment(loss, device)
+
+    def together() -> list[dict[str, Tensor]]:
+        members = [
+            Member(parameters=start, data=own, alignment=goal, generator=generator(seed))
+            for seed, (start, own) in enumerate(zip(starts, data, strict=True))
+        ]
+        return [trained.parameters for trained in train_cohort(models[0], members, SETTINGS)]
+
+    def one_by_one() -> None:
+        for seed, (model, start, own) in enumerate(zip(models, starts, data, strict=True)):
+            model.load_state_dict(start)
+            train(model, own, SETTINGS, goal, generator(seed))
+
+    one_by_one()
+    apart = max(
+        float((tensor - got[key]).detach().abs().max())
+        for model, got in zip(models, together(), strict=True)
+        for key, tensor in model.named_parameters()
+    )
+    if apart > 1e-5:
+        raise AssertionError(f"{name}, {loss}: weights differ by {apart}")
+    loop, cohort = seconds([one_by_one, together], repeats)
+    return {"loop": 1e3 * loop / clients, "cohort": 1e3 * cohort / clients, "ratio": loop / cohort, "apart": apart}
+
+
+def products(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A convolution as a product of patches; ``torch.vmap`` makes it a batched one."""
+    if self.groups != 1:
+        return functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+    sides = zip(x.shape[2:], self.padding, self.kernel_size, self.stride, strict=True)
+    rows, columns = ((side + 2 * int(pad) - kernel) // step + 1 for side, pad, kernel, step in sides)
+    patches = functional.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)
+    maps = weight.flatten(1) @ patches
+    if bias is not None:
+        maps = maps + bias.unsqueeze(1)
+    return maps.view(len(x), -1, rows, columns)
+
+
+def one_step(name: str, repeats: int) -> dict[str, float]:
+    """Microseconds per client of a step in a loop, and how many times faster ``torch.vmap`` is."""
+    spec = ModelSpec(3, 32, 32, WIDTH, CLASSES)
+    models = [create_model(name, spec, seed).train() for seed in range(STEP_CLIENTS)]
+    x = torch.rand(STEP_CLIENTS, BATCH, 3, 32, 32, generator=generator(0))
+    y = torch.randint(0, CLASSES, (STEP_CLIENTS, BATCH), generator=generator(1))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True) for model in models]
+    parameters, buffers = stack_module_state(models)  # type: ignore[arg-type] # a list of models is one of modules
+    optimizer = torch.optim.SGD(parameters.values(), lr=0.01, momentum=0.9, fused=True)
+
+    def loop() -> None:
+        for i, (model, own) in enumerate(zip(models, optimizers, strict=True)):
+            own.zero_grad()
+            functional.cross_entropy(model(x[i]), y[i]).backward()
+            own.step()
+
+    def together(shape: FeatureModel) -> None:
+        logits = torch.vmap(lambda p, b, pictures: functional_call(shape, (p, b), (pictures,)))(parameters, buffers, x)
+        optimizer.zero_grad()
+        (functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / BATCH).backward()
+        optimizer.step()
+
+    def patched() -> None:
+        with mock.patch.object(nn.Conv2d, "_conv_forward", products):
+            together(models[0])
+
+    looped, grouped, batched = seconds([loop, lambda: together(models[0]), patched], repeats)
+    return {"loop": 1e6 * looped / STEP_CLIENTS, "grouped": looped / grouped, "products": looped / batched}
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/cohort.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"unit": "ms per client and epoch", "targets": TARGETS}
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        rows = results[device] = {}
+        print(f"{device:22} one by one  together")
+        for name in (*TARGETS, "cnn"):
+            for loss, clients in (("none", CLIENTS), ("none", 4), ("none", 1), ("gcsa", CLIENTS)):
+                row = whole_training(name, loss, clients, torch.device(device), arguments.repeats)
+                rows[f"{name}, {clients} clients, {loss}"] = row
+                print(f"{name:9}{clients:3}, {loss:8}{row['loop']:8.2f} ms{row['cohort']:8.2f} ms {row['ratio']:5.2f}x")
+    print("one step, vmap            loop   grouped  products")
+    results["step"] = {"unit": "us per client in a loop, and times as fast"}
+    for name in STEPS:
+        row = results["step"][name] = one_step(name, arguments.repeats)
+        print(f"{name:22}{row['loop']:6.0f} us{row['grouped']:8.2f}x{row['products']:8.2f}x")
+    if not arguments.force:
+        command = f"python benchmarks/speed/cohort.py --repeats {arguments.repeats}"
+        print("wrote", write_results("cohort", {"command": command, **results}))
+
+
+if __name__ == "__main__":
+    main()

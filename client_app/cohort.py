@@ -1,0 +1,457 @@
+"""Several small clients of one architecture trained as one program: plain torch, no Flower.
+
+A step of a small model is a hundred small operations, and most of its time is spent on starting them. Here each is
+started once for all clients: their weights are stacked along a first axis k, a linear layer is one batched product.
+
+What a client's weights become depends on nobody beside it, to the last bit on a CPU: every operation works on each
+client's (or sample's) own slice, in the same order whatever k is. Convolutions are therefore batched products of
+patches too; grouped convolutions are faster, but oneDNN rounds them differently for each number of groups.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from client_app.training import (
+    TERMS,
+    Alignment,
+    Anchoring,
+    LocalSettings,
+    Statistics,
+    batches,
+    make_optimizer,
+)
+from isoproto.data import ClientData, to_float
+from isoproto.losses import AlignmentLoss, batch_targets
+from models import FeatureModel
+from models.base import ChannelsLast, Grid
+
+TOGETHER = 16
+"""Most clients in one program: the weights of more, and what the optimiser keeps of them, fall out of the cache."""
+
+# Weights of all clients, and samples that are compared with each other, come in multiples of this many: what a vector
+# instruction leaves over is computed by scalar ones, which round differently, and so do products of matrices that do
+# not begin where such a vector does. Neither may depend on how many clients there are, and at which place one is.
+_LANES = 16
+
+PAYS: Mapping[str, int] = {"mlp": 16, "tiny_cnn": 16}
+"""Largest batches with which an architecture trains faster so; measured, see docs/adr/0008-cohort.md.
+
+A table and not a measurement of the day: the two ways round differently, and a run must be repeatable.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One client of a cohort; the arguments of ``client_app.training.train``.
+
+    Attributes:
+        parameters: Its weights when training begins, by name; only read.
+        data: Its data; at least one training sample.
+        alignment: What to align to.
+        generator: Source of the batch order.
+        anchoring: What to pull to.
+    """
+
+    parameters: Mapping[str, Tensor]
+    data: ClientData
+    alignment: Alignment | None
+    generator: torch.Generator
+    anchoring: Anchoring | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What became of a member.
+
+    Attributes:
+        parameters: Its weights.
+        losses: What ``client_app.training.train`` returns.
+        running: Likewise.
+        seconds: Its share of the time that it took.
+    """
+
+    parameters: dict[str, Tensor]
+    losses: dict[str, float]
+    running: Statistics | None
+    seconds: float
+
+
+def _rounded(length: int) -> int:
+    return -(-length // _LANES) * _LANES
+
+
+def pays(architecture: str, batch_size: int, device: torch.device) -> bool:
+    """Whether clients of an architecture are trained by :func:`train_cohort`, be they many or one.
+
+    One alone, too, although it takes a little longer: who trains beside whom is a matter of time and chance, and must
+    not change the last bit.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> pays("mlp", 10, cpu), pays("mlp", 64, cpu), pays("resnet18", 10, cpu)
+        (True, False, False)
+    """
+    return device.type == "cpu" and batch_size <= PAYS.get(architecture, 0)
+
+
+class Weights(NamedTuple):
+    """A tensor of weights of k clients and where its gradient is to be written, both ``[k, ...]`` and contiguous."""
+
+    value: Tensor
+    gradient: Tensor
+
+
+class _Products(torch.autograd.Function):
+    """``x @ weight.mT + bias`` of each client; gradients of weights are written where the optimiser reads them.
+
+    Autograd would hand them over in a tensor of their own, transposed: two passes more over the largest tensors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *gradients: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        ctx.gradients = gradients
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        of_weight, of_bias = ctx.gradients
+        gradient = gradient.contiguous()
+        torch.bmm(gradient.mT, x, out=of_weight)
+        torch.sum(gradient, 1, out=of_bias)
+        return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
+
+
+class _Affine(torch.autograd.Function):
+    """``x * weight + bias`` channel by channel, for ``x`` ``[k, B, c, cells]``; gradients as in ``_Products``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *gradients: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        ctx.gradients = gradients
+        return torch.addcmul(bias[:, None, :, None], x, weight[:, None, :, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        of_weight, of_bias = ctx.gradients
+        torch.sum(gradient * x, (1, 3), out=of_weight)
+        torch.sum(gradient, (1, 3), out=of_bias)
+        return gradient * weight[:, None, :, None], None, None, None, None
+
+
+def _apply(function: type[torch.autograd.Function], x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    y: Tensor = function.apply(x, weight.value, bias.value, weight.gradient, bias.gradient)
+    return y
+
+
+def _linear(layer: nn.Linear, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    return _apply(_Products, x, weight, bias)
+
+
+def _convolution(layer: nn.Conv2d, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    """A batched product of patches."""
+    padding = tuple(int(pad) for pad in layer.padding)  # a word is refused by `stackable`
+    rows, columns = (
+        (side + 2 * pad - kernel) // step + 1
+        for side, pad, kernel, step in zip(x.shape[3:], padding, layer.kernel_size, layer.stride, strict=True)
+    )
+    patches = functional.unfold(x.flatten(0, 1), layer.kernel_size, padding=padding, stride=layer.stride)
+    patches = patches.mT.reshape(len(x), -1, patches.shape[1])  # [k, B * cells, c * kernel]
+    flat = Weights(*(tensor.flatten(2) for tensor in weight))
+    return _apply(_Products, patches, flat, bias).view(len(x), -1, rows, columns, layer.out_channels).movedim(4, 2)
+
+
+def _group_norm(layer: nn.GroupNorm, x: Tensor, weight: Weights, bias: Weights) -> Tensor:
+    normal = functional.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps)
+    return _apply(_Affine, normal.view(*x.shape[:3], -1), weight, bias).view(x.shape)
+
+
+def _each(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer without weights, sample by sample."""
+    y: Tensor = layer(x.flatten(0, 1))
+    return y.view(*x.shape[:2], *y.shape[1:])
+
+
+# Each maps the samples ``[k, B, ...]`` of k clients with their own weights ``[k, ...]``.
+LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.ReLU: lambda layer, x: x.relu(),
+    nn.Flatten: lambda layer, x: x.flatten(2),
+    nn.MaxPool2d: _each,
+    Grid: _each,
+    ChannelsLast: lambda layer, x: x,
+}
+
+
+def stackable(model: FeatureModel) -> bool:
+    """Whether :func:`train_cohort` can train such models: a chain of ``LAYERS`` and a linear head.
+
+    BatchNorm is none of them: its models gain too little (docs/adr/0008-cohort.md).
+    """
+    return (
+        isinstance(model.head, nn.Linear)
+        and isinstance(model.base, nn.Sequential)
+        and all(type(layer) in LAYERS for layer in model.base)
+        and all(
+            layer.groups == 1
+            and layer.dilation == (1, 1)
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+            and layer.bias is not None
+            for layer in model.base
+            if isinstance(layer, nn.Conv2d)
+        )
+    )
+
+
+def stacked_features(model: FeatureModel, weights: Mapping[str, Weights], x: Tensor) -> Tensor:
+    """Return the features of k clients' samples, each client by its own weights.
+
+    Args:
+        model: Says what the layers are.
+        weights: By the model's names.
+        x: Shape ``[k, B, channels, height, width]``.
+
+    Returns:
+        Shape ``[k, B, d]``.
+    """
+    for name, layer in model.base.named_children():
+        own = (weights[f"base.{name}.{key}"] for key, _ in layer.named_parameters())
+        x = LAYERS[type(layer)](layer, x, *own)
+    return x if x.shape[2] == model.width else functional.adaptive_avg_pool1d(x, model.width)
+
+
+def train_cohort(model: FeatureModel, members: Sequence[Member], settings: LocalSettings) -> list[Trained]:
+    """Train each member as ``client_app.training.train`` does, up to rounding.
+
+    A client that has no more batches drops out; a batch that is shorter than others is filled up with samples that
+    weigh nothing.
+
+    Args:
+        model: Says what the layers are; see :func:`stackable`. Its weights are neither read nor changed.
+        members: The clients, on one device.
+        settings: Epochs, batches, optimiser; the same for all. Pictures are not augmented.
+
+    Returns:
+        What became of each, in order.
+    """
+    rows = settings.batch_size + 1  # of the longest batch of any client, see `batches`
+    courses = [_Course.of(member, settings, rows) for member in members]
+    # Those with as many batches together, the longest first: whoever still trains is always a prefix.
+    order = sorted(range(len(members)), key=lambda i: -len(courses[i].sizes))
+    trained: dict[int, Trained] = {}
+    for aligned in (True, False):
+        alike = [i for i in order if (members[i].alignment is not None) == aligned]
+        for start in range(0, len(alike), TOGETHER):
+            group = alike[start : start + TOGETHER]
+            together = _train_together(model, [members[i] for i in group], [courses[i] for i in group], settings)
+            trained |= zip(group, together, strict=True)
+    return [trained[i] for i in range(len(members))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The batches of a client, one after the other.
+
+    Attributes:
+        order: Indices of samples, all batches of all epochs.
+        sizes: Samples of each batch.
+        goals: What each is aligned to: constants of its ``AlignmentLoss`` for ``rows`` rows, and factors of both terms.
+        last: The first batch of the last epoch.
+    """
+
+    order: Tensor
+    sizes: list[int]
+    goals: list[tuple[Tensor, ...]]
+    last: int
+
+    @classmethod
+    def of(cls, member: Member, settings: LocalSettings, rows: int) -> "_Course":
+        labels, steps, last = member.data.train_y, list[Tensor](), 0
+        for _ in range(settings.epochs):
+            last = len(steps)
+            steps += batches(len(labels), settings.batch_size, member.generator)
+        order, sizes = torch.cat(steps), [len(step) for step in steps]
+        aligned = list(_goals(member.alignment, labels[order].split(sizes), rows)) if member.alignment else []
+        return cls(order, sizes, aligned, last)
+
+
+def _goals(alignment: Alignment, labels: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield what each batch is aligned to; what fills it up is of a class more, which has no prototype."""
+    classes, device, rows = len(alignment.present), alignment.present.device, _rounded(rows)
+    present = functional.pad(alignment.present, (0, 1))
+    target = functional.pad(alignment.target, (0, int(alignment.loss.relations is not None), 0, 1))
+    filled = [functional.pad(y, (0, rows - len(y)), value=classes).to(device) for y in labels]
+    targets = batch_targets(alignment.loss, filled, target, present, missing=alignment.missing)
+    for y, batch in zip(labels, targets, strict=True):
+        factors = torch.ones(2, device=device)
+        if batch.factors is not None:  # the share of samples that have a prototype
+            factors[1] = batch.factors[1] * rows / len(y)
+        yield *batch.constants, factors
+
+
+def _train_together(
+    model: FeatureModel, members: Sequence[Member], courses: Sequence[_Course], settings: LocalSettings
+) -> list[Trained]:
+    started = time.perf_counter()
+    device = next(iter(members[0].parameters.values())).device
+    pictures, labels, shares, counted = (
+        table.to(device) for table in _timetable(members, courses, settings.batch_size + 1)
+    )
+    stack = _Stack.of([member.parameters for member in members])
+    optimizer = make_optimizer(nn.ParameterList([stack.vector]), settings)
+    totals = torch.zeros(len(members), len(TERMS), device=device)
+    nothing = torch.zeros(len(members), 2, device=device)
+    alignment, anchored = members[0].alignment, any(member.anchoring for member in members)
+    weighted = nothing
+    if alignment is not None:
+        weighted = torch.tensor(
+            [[m.alignment.lambda_, m.alignment.gamma] for m in members if m.alignment], device=device
+        )
+    after: list[dict[str, Tensor]] = []
+    running: list[Statistics | None] = [None] * len(members)
+    x = torch.cat([member.data.train_x for member in members]).to(device)
+    active, weights = len(members), stack.first(len(members))
+    for step in range(len(courses[0].sizes)):
+        if len(courses[active - 1].sizes) <= step:
+            through = range(sum(len(course.sizes) > step for course in courses), active)
+            after = [*map(stack.row, through), *after]
+            active, weights = through.start, stack.first(through.start)
+        features = stacked_features(model, weights, to_float(x[pictures[step, :active]]))
+        logits = LAYERS[nn.Linear](model.head, features, weights["head.weight"], weights["head.bias"])
+        losses = functional.cross_entropy(logits.flatten(0, 1), labels[step, :active].flatten(), reduction="none")
+        entropy = (losses.view(active, -1) * shares[step, :active]).sum(1)
+        terms, drawn, loss = nothing[:active], nothing[:active], entropy
+        if alignment is not None:
+            goals = [course.goals[step] for course in courses[:active]]
+            terms = _aligned(alignment.loss, features, goals)
+            loss = loss + (terms * weighted[:active]).sum(1)
+        if anchored:
+            parts = [
+                _drawn(member.anchoring, rows[:size], y[:size])
+                for member, course, rows, y in zip(members, courses, features.unbind(), labels[step], strict=False)
+                for size in course.sizes[step : step + 1]
+            ]
+            drawn, pull = map(torch.stack, zip(*parts, strict=True))
+            loss = loss + pull
+        loss.sum().backward()
+        optimizer.step()
+        seen = torch.cat([entropy.unsqueeze(1), terms, drawn, loss.unsqueeze(1)], 1).detach()
+        totals[:active] += seen * counted[step, :active]
+        if settings.proto_source != "post-eval":
+            for i, (member, course, rows, y) in enumerate(
+                zip(members, courses, features.detach(), labels[step], strict=False)
+            ):
+                if settings.proto_source == "all-epochs" or step >= course.last:
+                    size, before = course.sizes[step], running[i]
+                    seen_here = Statistics.of(rows[:size], y[:size], len(member.data.classes))
+                    running[i] = seen_here if before is None else before + seen_here
+    after = [*map(stack.row, range(active)), *after]
+    means = totals / torch.tensor([[len(member.data.train_y)] for member in members], device=device)
+    seconds = (time.perf_counter() - started) / len(members)
+    return [
+        Trained(rows, dict(zip(TERMS, losses, strict=True)), statistics, seconds)
+        for rows, losses, statistics in zip(after, means.tolist(), running, strict=True)
+    ]
+
+
+def _timetable(
+    members: Sequence[Member], courses: Sequence[_Course], rows: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return, for each step, client and row: which picture of all, its class, its share of the mean; and what counts.
+
+    The first three have shape ``[S, k, rows]``; the last is ``[S, k, 1]``, the samples of a batch in the last epoch, or
+    0. There are as many rows whoever is here: products of other shapes are summed in another order.
+    """
+    shape = len(courses[0].sizes), len(courses), rows
+    pictures, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    shares, counted = torch.zeros(shape), torch.zeros(*shape[:2], 1)
+    start = 0
+    for i, (member, course) in enumerate(zip(members, courses, strict=True)):
+        sizes = torch.tensor(course.sizes).unsqueeze(1)
+        real = torch.arange(shape[2]) < sizes  # what fills a short batch up has a share of 0
+        pictures[:, i] = start  # one of its own
+        pictures[: len(sizes), i].masked_scatter_(real, course.order + start)
+        labels[: len(sizes), i].masked_scatter_(real, member.data.train_y[course.order])
+        shares[: len(sizes), i] = real / sizes
+        counted[course.last : len(sizes), i] = sizes[course.last :].float()
+        start += len(member.data.train_y)
+    return pictures, labels, shares, counted
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The weights of k clients in one vector that an optimiser moves at once, tensor after tensor.
+
+    Attributes:
+        vector: All of them, and zeros up to a multiple of ``_LANES``.
+        weights: Views ``[k, ...]`` of it and of its gradient, by name.
+    """
+
+    vector: nn.Parameter
+    weights: dict[str, Weights]
+
+    @classmethod
+    def of(cls, clients: Sequence[Mapping[str, Tensor]]) -> "_Stack":
+        like = clients[0]
+        ends = list(itertools.accumulate(len(clients) * tensor.numel() for tensor in like.values()))
+        first = next(iter(like.values()))
+        vector, slope = (first.new_zeros(_rounded(ends[-1])) for _ in range(2))
+        values, gradients = (
+            [
+                piece.view(len(clients), *tensor.shape)
+                for piece, tensor in zip(row.tensor_split(ends), like.values(), strict=False)
+            ]
+            for row in (vector, slope)
+        )
+        for name, value in zip(like, values, strict=True):
+            torch.stack([client[name].detach() for client in clients], out=value)
+        parameter = nn.Parameter(vector)
+        parameter.grad = slope
+        return cls(parameter, dict(zip(like, map(Weights, values, gradients), strict=True)))
+
+    def first(self, active: int) -> dict[str, Weights]:
+        """Return the weights of the first clients.
+
+        The optimiser moves the others on, by gradients of the past; nobody looks at them any more.
+        """
+        return {
+            name: Weights(value[:active].requires_grad_(), gradient[:active])
+            for name, (value, gradient) in self.weights.items()
+        }
+
+    def row(self, i: int) -> dict[str, Tensor]:
+        """Return a copy of one client's weights."""
+        return {name: value[i].clone() for name, (value, _) in self.weights.items()}
+
+
+def _aligned(loss: AlignmentLoss, features: Tensor, goals: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    """Return the prototype and the instance term of each client, ``[k, 2]``, of features ``[k, B, d]``."""
+    if len(goals) == 1:  # a first axis of length 1 is not one: sums behind it take another order
+        return _aligned(loss, torch.cat([features, features]), [*goals, *goals])[:1]
+    features = functional.pad(features, (0, 0, 0, _rounded(features.shape[1]) - features.shape[1]))
+    *constants, factors = map(torch.stack, zip(*goals, strict=True))
+    terms: Tensor = torch.vmap(loss.compare)(features, *constants) * factors
+    return terms
+
+
+def _drawn(anchoring: Anchoring | None, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return HPCL and HPAL of one client's batch, shape ``[2]``, and their weighted sum."""
+    if anchoring is None:
+        return features.new_zeros(2), features.new_zeros(())
+    terms = anchoring.anchors(features, labels)
+    return terms, terms @ terms.new_tensor([anchoring.pcl, anchoring.pal])

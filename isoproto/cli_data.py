@@ -1,0 +1,132 @@
+"""The command ``isoproto data``: what a data set is, where it lies here, and what it looks like."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from isoproto.errors import DataError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from isoproto.data import Dataset
+
+_WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
+
+app = typer.Typer()
+
+
+@app.command()
+def data(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="Data set, as the setting `data` has it; all names are listed without."),
+    ] = "",
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Folder with data files; by default `data` in $ISOPROTO_HOME.")
+    ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch the set into the folder first, if it is not there.")
+    ] = False,
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", help="Where to draw samples of pictures; by default in the cache folder.")
+    ] = None,
+) -> None:
+    """Show what a data set is, where it was found, its classes and some samples; status 1 if it is not there."""
+    from rich.console import Console
+
+    from isoproto.data import DATASETS, INFOS, TextDataset, load_dataset
+    from isoproto.data.folders import cache_folder, data_folder
+    from isoproto.data.named import fetch, how_to_get, is_here, looked_for
+    from isoproto.registry import lookup
+
+    console = Console()
+    if not name:
+        console.print(_names())
+        return
+    kind = name.partition(":")[0]
+    lookup(DATASETS, "data", kind)
+    info, folder = INFOS[kind], data_folder(str(data_dir or "")).absolute()
+    typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
+    if looked := looked_for(kind, folder):
+        typer.echo("looked for, in this order: " + ", ".join(looked))
+    typer.echo(f"how to get it: {how_to_get(kind)}")
+    if download and not is_here(kind, folder):
+        fetch(kind, folder)
+    with _notes_unlogged():  # they are shown below
+        dataset = load_dataset(name, str(folder))
+    typer.echo(f"found: {dataset.source}")
+    for note in dict.fromkeys((*info.caveats, *dataset.notes)):
+        typer.echo(f"caveat: {note}")
+    if isinstance(dataset, TextDataset):
+        length = dataset.x.shape[1]
+        typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
+        console.print(_counts(dataset))
+        return
+    channels, height, width = dataset.x.shape[1:]
+    typer.echo(f"pictures: {len(dataset.x):,}, {height}x{width} {'grey' if channels == 1 else 'colour'}")
+    Console(width=max(console.width, _WIDE)).print(_counts(dataset))
+    path = sheet or cache_folder() / f"{kind}.png"
+    _draw(dataset, path)
+    typer.echo(f"samples: {path}")
+
+
+@contextlib.contextmanager
+def _notes_unlogged() -> Iterator[None]:
+    log = logging.getLogger("isoproto.data")
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
+
+
+def _names() -> "Table":
+    """Return a table of all names."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from isoproto.data import INFOS
+
+    table = Table("data", "what", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, info in INFOS.items():
+        table.add_row(name, escape(info.what))
+    return table
+
+
+def _counts(dataset: "Dataset") -> "Table":
+    """Return a table of training and test samples, a row for each class, two columns for each domain."""
+    import numpy as np
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
+    classes, columns = len(dataset.classes), []
+    domain = np.zeros(len(dataset.y), int) if dataset.domain is None else dataset.domain.numpy()
+    test = dataset.test.numpy()
+    for place, title in enumerate(dataset.domains or ("",)):
+        for part, chosen in (("train", ~test), ("test", test)):
+            table.add_column(escape(f"{title}\n{part}".strip()), justify="right")
+            columns.append(np.bincount(dataset.y.numpy()[chosen & (domain == place)], minlength=classes))
+    counts = np.stack(columns, axis=1)
+    for label, row in zip(dataset.classes, counts, strict=True):
+        table.add_row(escape(label), *map("{:,}".format, row))
+    table.add_section()
+    table.add_row("all", *map("{:,}".format, counts.sum(0)))
+    return table
+
+
+def _draw(dataset: "Dataset", path: Path) -> None:
+    from isoproto.data.contact_sheet import contact_sheet
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        contact_sheet(dataset).save(path, "PNG")
+    except OSError as err:
+        raise DataError(f"cannot write {path} ({err.strerror}); choose another file with --sheet") from err

@@ -1,0 +1,142 @@
+"""The commands of a device and of whoever watches it: ``isoproto node``, ``isoproto doctor``, ``isoproto status``."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isoproto import paths
+from isoproto.cli_keys import KeysDirOption
+from isoproto.errors import FederationError
+
+if TYPE_CHECKING:
+    from isoproto.status import RunStatus
+
+app = typer.Typer()
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="The node's configuration, a TOML file.")]
+_MARKS = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED ", "skipped": "skipped"}
+
+
+@app.command()
+def node(config: ConfigOption = Path("node.toml")) -> None:
+    """Join a federation with this device's own data and model, until stopped."""
+    from isoproto.node import NodeConfig
+
+    own = NodeConfig.read(config)
+    if own.insecure:
+        typer.secho("warning: `insecure`: no TLS and no key, anyone in between can read and change it", err=True)
+    own.start()
+
+
+@app.command()
+def doctor(
+    config: ConfigOption = Path("node.toml"),
+    feature_dim: Annotated[int, typer.Option(min=1, help="Feature width of the federation.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Check all that this device needs to join, and say what to do; status 1 if something must be done."""
+    from client_app.doctor import examine
+    from isoproto.node import NodeConfig
+
+    findings = []
+    for finding in examine(NodeConfig.read(config), feature_dim):
+        findings.append(finding)
+        if not as_json:
+            typer.echo(f"{_MARKS[finding.state]}  {finding.check}: {finding.text}")
+            if finding.state != "ok" and finding.advice:
+                typer.echo(f"         -> {finding.advice}")
+    failed = [finding.check for finding in findings if finding.state == "failed"]
+    if as_json:
+        from dataclasses import asdict
+
+        typer.echo(json.dumps({"healthy": not failed, "findings": [asdict(finding) for finding in findings]}))
+    elif failed:
+        typer.echo(f"this node cannot join: {', '.join(failed)}")
+    else:
+        typer.echo("this node can join: isoproto node --config " + str(config))
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def status(
+    run_name: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help="Run folder, its name, or the end of its name; by default the newest."),
+    ] = "",
+    connection: Annotated[
+        str, typer.Option(help="The SuperLink's entry in Flower's config.toml, to ask which nodes are online.")
+    ] = "",
+    watch: Annotated[float, typer.Option(min=0, help="Show it anew every so many seconds, until the run ends.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, one line each time.")] = False,
+    keys_dir: KeysDirOption = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", help="Folder of run folders.", envvar="ISOPROTO_OUTPUT_DIR")
+    ] = None,
+) -> None:
+    """Show what a run is doing: its nodes, their models, when each was last heard of, round, failures."""
+    from isoproto.run_folder import find_run
+    from isoproto.status import newest_run, run_status
+
+    folder = paths.output_dir(str(output_dir or ""))
+    found = find_run(folder, run_name) if run_name else newest_run(folder)
+    while True:
+        nodes, trouble = _nodes(connection, keys_dir)
+        now = run_status(found, nodes)
+        if as_json:
+            typer.echo(now.to_json())
+        else:
+            if watch:
+                typer.clear()
+            _show(now, trouble)
+        if not watch or now.state in ("completed", "failed"):
+            return
+        time.sleep(watch)
+
+
+def _nodes(connection: str, keys_dir: Path | None) -> tuple[list[dict[str, Any]], str]:
+    """Return what the SuperLink says of its nodes, or why it says nothing."""
+    if not connection:
+        return [], ""
+    from isoproto.enrolment import ask_flower, enrolled_names
+
+    try:
+        nodes = ask_flower(["supernode", "list", connection])["nodes"]
+    except FederationError as err:
+        return [], str(err)
+    names = enrolled_names(paths.keys_dir() if keys_dir is None else keys_dir.expanduser(), connection)
+    return [{**one, "name": names.get(str(one["node-id"]), "")} for one in nodes], ""
+
+
+def _show(status: "RunStatus", trouble: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from isoproto.status import ago
+
+    console = Console()
+    where = f"round {status.round} of {status.rounds}"
+    console.print(escape(f"{status.run}: {status.state}, {where}, last change {ago(status.silent_s)} ago"))
+    if status.said:
+        console.print(escape(f"  {status.said}"))
+    table = Table(
+        "client", "model", "online", "last round", "accuracy", "failures", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for one in status.clients:
+        table.add_row(
+            escape(one.client),
+            escape(one.model or "-"),
+            {True: "yes", False: "no", None: "-"}[one.online],
+            "-" if one.last_round is None else str(one.last_round),
+            "-" if one.accuracy is None else f"{one.accuracy:.3f}",
+            escape(f"{one.failures}, {one.last_failure}" if one.failures else "0"),
+        )
+    console.print(table)
+    if status.strangers:
+        console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
+    if trouble:
+        console.print(escape(f"the SuperLink was not asked: {trouble}"))

@@ -1,0 +1,113 @@
+"""Random changes of training pictures, drawn for each sample, a batch at a time."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PADDING = 4  # pixels; what both papers' crops shift by at most
+
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+"""Changes pictures ``[B, channels, H, W]``, uint8, on whatever device they are; shape and type stay."""
+
+
+def keep(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the pictures as they are; nothing is drawn from the generator."""
+    return x
+
+
+def flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror each picture left to right with probability 1/2.
+
+    Args:
+        x: Pictures, shape ``[B, channels, H, W]``.
+        generator: On the CPU, whatever the device of ``x``.
+
+    Example:
+        >>> x = torch.arange(3, dtype=torch.uint8).expand(4, 1, 1, 3)
+        >>> flip(x, torch.Generator().manual_seed(0))[:, 0, 0].tolist()
+        [[2, 1, 0], [0, 1, 2], [2, 1, 0], [2, 1, 0]]
+    """
+    chosen = torch.rand(len(x), generator=generator) < 0.5
+    return torch.where(chosen.to(x.device)[:, None, None, None], x.flip(3), x)
+
+
+def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Shift each picture by up to four pixels each way, black where it came from outside, then ``flip``.
+
+    That is a random crop of the original size out of the picture with a black margin of four pixels.
+
+    Args:
+        x: Pictures, shape ``[B, channels, H, W]``.
+        generator: On the CPU.
+
+    Example:
+        >>> x = torch.full((64, 1, 8, 8), 9, dtype=torch.uint8)
+        >>> crop_flip(x, torch.Generator().manual_seed(0)).flatten(1).count_nonzero(1).unique().tolist()[::6]
+        [16, 32, 49]
+    """
+    samples, _, height, width = x.shape
+    padded = torch.nn.functional.pad(x, [_PADDING] * 4)
+    top, left = torch.randint(0, 2 * _PADDING + 1, (2, samples), generator=generator).to(x.device)
+    rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
+    columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
+    sample = torch.arange(samples, device=x.device)[:, None, None]
+    # Indices apart from one another put their axes first: [B, H, W, channels].
+    shifted = padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return flip(shifted, generator)
+
+
+def autoaugment(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Give each picture one of the 25 pairs of operations of AutoAugment's policy for CIFAR-10, drawn at random.
+
+    Policy, probabilities and operations are torchvision's, which draws one for a whole batch. Here all pictures that
+    drew the same operation get it at once.
+
+    Reference: Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", CVPR 2019.
+
+    Args:
+        x: Pictures, shape ``[B, channels, H, W]``.
+        generator: On the CPU.
+
+    Example:
+        >>> x = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8).expand(50, 3, 8, 8)
+        >>> changed = autoaugment(x, torch.Generator().manual_seed(0))
+        >>> changed.shape, int((changed != x).flatten(1).any(1).sum())
+        (torch.Size([50, 3, 8, 8]), 29)
+    """
+    pairs, space, apply = _cifar_policy(x.shape[2], x.shape[3])
+    which = torch.randint(len(pairs), (len(x),), generator=generator)
+    chance = torch.rand(len(x), 2, generator=generator)
+    negative = torch.rand(len(x), 2, generator=generator) < 0.5
+    x = x.clone()
+    for step in (0, 1):
+        for number, pair in enumerate(pairs):
+            name, probability, level = pair[step]
+            magnitudes, signed = space[name]
+            magnitude = 0.0 if level is None else float(magnitudes[level])
+            drawn = (which == number) & (chance[:, step] < probability)
+            groups = ((drawn & ~negative[:, step], 1), (drawn & negative[:, step], -1)) if signed else ((drawn, 1),)
+            for chosen, sign in groups:
+                if index := chosen.nonzero().flatten().tolist():
+                    x[index] = apply(x[index], name, sign * magnitude)
+    return x
+
+
+@functools.cache
+def _cifar_policy(height: int, width: int) -> tuple[Any, Any, Callable[[Tensor, str, float], Tensor]]:
+    """Pairs of (operation, probability, level), what a level means for pictures of a size, and applying it."""
+    from torchvision.transforms import InterpolationMode, autoaugment  # slow to import, and most runs need none of it
+
+    policy = autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy.CIFAR10)
+    apply = functools.partial(autoaugment._apply_op, interpolation=InterpolationMode.NEAREST, fill=None)
+    return policy.policies, policy._augmentation_space(10, (height, width)), apply
+
+
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "none": keep,
+    "flip": flip,
+    "crop_flip": crop_flip,
+    "autoaugment": autoaugment,
+}

@@ -1,0 +1,135 @@
+"""Data sets of Hugging Face: fetched once, on request, into a file of our own kind."""
+
+import gzip
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from isoproto import paths
+from isoproto.data.info import HuggingFace
+from isoproto.errors import DataError, StateError
+
+Names = npt.NDArray[np.str_]
+
+
+def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0) -> None:
+    """Write a set of Hugging Face to ``path`` as encoded pictures, see ``load_npz``.
+
+    Downloads what is not in Hugging Face's own cache. Runs read the file and need no library of theirs.
+
+    Args:
+        place: The set.
+        path: The file to write; it appears whole or not at all.
+        side: Bring larger pictures to so many rows and columns, and keep them without loss; 0: keep the files as
+            they are.
+
+    Raises:
+        DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
+    """
+    datasets = _library(place)
+    try:
+        splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
+        parts = [(splits[name], test) for test, names in ((0, place.train), (1, place.test)) for name in names]
+        files = [
+            _bytes(row["bytes"], row["path"], side)
+            for part, _ in parts
+            for row in part.cast_column(place.picture, datasets.Image(decode=False))[place.picture]
+        ]
+        labels, classes = _numbered([part for part, _ in parts], place.label)
+        split = np.repeat([test for _, test in parts], [len(part) for part, _ in parts])
+        arrays = {"labels": labels, "classes": classes, "split": split.astype(np.uint8)}
+        if place.domain:
+            arrays["domain"], arrays["domains"] = _numbered([part for part, _ in parts], place.domain)
+    except Exception as err:  # many kinds of many libraries
+        raise _not_had(place, err) from err
+    jpeg = np.frombuffer(b"".join(files), np.uint8)
+    _write(path, jpeg=jpeg, offsets=np.cumsum([0, *map(len, files)]), **arrays)
+
+
+def fetch_texts(place: HuggingFace, path: Path) -> None:
+    """Write a set of texts of Hugging Face to ``path``: rows of ``text``, ``label`` (a number) and ``split``, gzipped.
+
+    Args:
+        place: The set.
+        path: The file to write; it appears whole or not at all.
+
+    Raises:
+        DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
+    """
+    datasets = _library(place)
+    try:
+        splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
+        rows = [
+            {
+                "split": part,
+                "label": int(row[place.label]),
+                "text": " ".join(row[column].strip() for column in place.text),
+            }
+            for part, names in (("train", place.train), ("test", place.test))
+            for name in names
+            for row in splits[name]
+        ]
+    except Exception as err:  # many kinds of many libraries
+        raise _not_had(place, err) from err
+    content = gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode(), mtime=0)
+    try:
+        paths.write_atomically(path, content)
+    except StateError as err:
+        raise DataError(f"{err}, by `data-dir`") from err
+
+
+def _library(place: HuggingFace) -> Any:  # noqa: ANN401 - a module
+    try:
+        import datasets
+    except ImportError as err:
+        raise DataError(
+            f"{place.path} is at Hugging Face, and reading it from there needs the library `datasets`: "
+            "pip install 'isoproto[data]'"
+        ) from err
+    return datasets
+
+
+def _not_had(place: HuggingFace, err: Exception) -> DataError:
+    reason = " ".join(str(err).split()) or type(err).__name__
+    return DataError(f"{place.path} of Hugging Face cannot be had ({reason}); try again with a network")
+
+
+def _bytes(content: bytes | None, path: str | None, side: int) -> bytes:
+    data = content if content is not None else Path(path or "").read_bytes()
+    if side:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.size != (side, side):
+                buffer = io.BytesIO()
+                image.convert("RGB").resize((side, side), Image.Resampling.LANCZOS).save(buffer, "PNG")
+                return buffer.getvalue()
+    return data
+
+
+def _numbered(parts: list[Any], column: str) -> tuple[npt.NDArray[np.int64], Names]:
+    """Return numbers and names of a column of classes; names alone are numbered in their order."""
+    values = np.concatenate([np.asarray(part[column]) for part in parts])
+    names = getattr(parts[0].features[column], "names", None)
+    if names is not None:
+        return values.astype(np.int64), np.array(names)
+    found, numbers = np.unique(values.astype(str), return_inverse=True)
+    return numbers.astype(np.int64), found
+
+
+def _write(path: Path, **arrays: npt.NDArray[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type] # numpy's stub takes any for `allow_pickle`
+        Path(temporary).replace(path)
+    except OSError as err:
+        raise DataError(f"cannot write {path} ({err.strerror}); free some space, or choose another `data-dir`") from err
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,186 @@
+"""Well-known picture sets by name: where one lies on this machine, and reading it from there."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from isoproto.data.base import Dataset, ImageDataset
+from isoproto.data.domainnet import read_domainnet
+from isoproto.data.folders import listing
+from isoproto.data.ham10000 import read_ham10000
+from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
+from isoproto.data.imagefolder import load_imagefolder
+from isoproto.data.info import INFOS, KnownFile
+from isoproto.data.npz import count_samples, load_npz
+from isoproto.data.tiny_imagenet import read_tiny_imagenet
+from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
+from isoproto.errors import DataError
+
+logger = logging.getLogger("isoproto.data")
+
+# How the folder of a set is read, where that is not as `imagefolder:` does it.
+_TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
+    "tiny_imagenet": read_tiny_imagenet,
+    "domainnet": read_domainnet,
+    "ham10000": read_ham10000,
+}
+
+_NO_TEST_PART = "{} has no official test part: only `split = 'merged'` can be used"
+
+
+class Place(NamedTuple):
+    """Where a set was found.
+
+    Attributes:
+        files: What it consists of.
+        notes: How it differs from the published set.
+        read: Reads it.
+    """
+
+    files: Sequence[Path]
+    notes: tuple[str, ...]
+    read: Callable[[], ImageDataset]
+
+    def load(self) -> ImageDataset:
+        """Read the set, its notes with it; each note is logged once a process."""
+        return with_notes(self.read(), self.notes)
+
+    def identity(self) -> list[tuple[str, int, int]]:
+        """What names the content of the set without reading it."""
+        return listing(self.files)
+
+
+D = TypeVar("D", bound=Dataset)
+
+
+def with_notes(found: D, notes: tuple[str, ...]) -> D:
+    """Return a set with its notes; each note is logged once a process."""
+    if not found.test.any():
+        notes = (*notes, _NO_TEST_PART.format(found.source))
+    for note in notes:
+        _warn_once(note)
+    return dataclasses.replace(found, notes=notes)
+
+
+def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
+    """Read a set from the first place that has it; nothing is downloaded.
+
+    Args:
+        argument: What follows ``name:``; must be empty.
+        folder: See ``data_folder``.
+        name: Key of ``INFOS``.
+
+    Raises:
+        DataError: If there is an argument, or the set is not there or cannot be read.
+    """
+    if argument:
+        raise DataError(f"data '{name}' takes no argument, got {argument!r}; its files are looked up in `data-dir`")
+    return locate(name, folder).load()
+
+
+def locate(name: str, folder: Path) -> Place:
+    """Return the first place that has a set.
+
+    Raises:
+        DataError: If there is none: where it was looked for, and how to get it.
+    """
+    place = next(places(name, folder), None)
+    if place is None:
+        raise missing(name, looked_for(name, folder))
+    return place
+
+
+def missing(name: str, looked: Sequence[str]) -> DataError:
+    """Return the error for a set that is nowhere."""
+    return DataError(
+        f"data '{name}': found none of {', '.join(looked)}. {how_to_get(name)}; or point `data-dir` to where it lies"
+    )
+
+
+def how_to_get(name: str) -> str:
+    """Return what a user does who has not a set yet."""
+    return INFOS[name].how_to_get.format(name=name)
+
+
+def looked_for(name: str, folder: Path) -> list[str]:
+    """Return the places where a set is looked for, in the order of preference."""
+    info = INFOS[name]
+    files = [str(folder / known.name) for known in info.files]
+    trees = [f"{folder / tree}/" for tree in info.folders]
+    theirs = [f"{folder / pattern} (torchvision's)" for pattern in (info.torchvision.files if info.torchvision else ())]
+    return [*files, *trees, *theirs, *(place for part in info.parts for place in looked_for(part, folder))]
+
+
+def is_here(name: str, folder: Path) -> bool:
+    """Return whether something of a set is where it is looked for, be it whole or not."""
+    info = INFOS[name]
+    names = [known.name for known in info.files] + list(info.folders)
+    patterns = info.torchvision.files if info.torchvision else ()
+    return any((folder / path).exists() for path in names) or any(any(folder.glob(p)) for p in patterns)
+
+
+def places(name: str, folder: Path) -> Iterator[Place]:
+    """Yield the places that have a set, in the order of preference."""
+    info = INFOS[name]
+    for known in info.files:
+        path = folder / known.name
+        if path.is_file():
+            yield npz_place(path, _notes(name, known, path))
+    for tree in info.folders:
+        root = folder / tree
+        if root.is_dir():
+            files = [path for path in root.rglob("*") if path.is_file()]
+            yield Place(files, info.caveats, functools.partial(_read_tree, name, root, info.side))
+    if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
+        read = functools.partial(read_torchvision, name, info.torchvision, folder, info.side)
+        yield Place(files, info.caveats, read)
+
+
+def npz_place(path: Path, notes: tuple[str, ...]) -> Place:
+    """Return a file of arrays or encoded pictures as a place."""
+    return Place([path], notes, lambda: load_npz(str(path.absolute()), path.parent))
+
+
+def fetch(name: str, folder: Path) -> None:
+    """Download a set into ``folder``, from torchvision if that has it, else from Hugging Face.
+
+    Raises:
+        DataError: If neither has it, or it cannot be had.
+    """
+    info, failures = INFOS[name], []
+    ways: list[Callable[[], None]] = []
+    if info.torchvision:
+        ways.append(functools.partial(fetch_torchvision, info.torchvision, folder))
+    if info.hugging_face and info.hugging_face.text:
+        ways.append(functools.partial(fetch_texts, info.hugging_face, folder / f"{name}.jsonl.gz"))
+    elif info.hugging_face:
+        ways.append(functools.partial(fetch_hugging_face, info.hugging_face, folder / f"{name}.npz", info.side))
+    for way in ways:
+        try:
+            way()
+        except DataError as err:
+            failures.append(str(err))
+        else:
+            return
+    reasons = "; ".join(failures) or f"it is nowhere to be had from; {how_to_get(name)}"
+    raise DataError(f"data '{name}' cannot be fetched: {reasons}")
+
+
+def _notes(name: str, known: KnownFile, path: Path) -> tuple[str, ...]:
+    if not known.caveats or (known.samples and count_samples(path) != known.samples):
+        return ()
+    return tuple(f"{name} from {path.name}: {caveat}" for caveat in known.caveats)
+
+
+def _read_tree(name: str, root: Path, side: int) -> ImageDataset:
+    if name in _TREES:
+        return _TREES[name](root, side)
+    return load_imagefolder(f"{root.absolute()}@{side}" if side else str(root.absolute()), root)
+
+
+@functools.cache
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)

@@ -1,0 +1,157 @@
+"""Labelled texts as files: a row a line of JSON, or a row of a table; every complaint names the file and the line."""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isoproto.errors import DataError
+
+Row = tuple[int, Mapping[str, Any]]
+_PACKED = (OSError, EOFError, zlib.error)  # gzip's errors for a file that is damaged or cut short
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The rows of a file, column by column; ``N`` of each.
+
+    Attributes:
+        path: The file.
+        lines: Where each row ends, counted from 1.
+        texts: What stands there, never blank.
+        labels: Name or number of each row's class, as text.
+        test: Whether a row is of the official test part.
+        groups: Domain or user of each row; empty if the file has no such column.
+    """
+
+    path: Path
+    lines: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    test: list[bool] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+
+    def numbers(self, classes: Sequence[str]) -> list[int]:
+        """Return the position of each row's label among ``classes``.
+
+        Raises:
+            DataError: If a label is none of them.
+        """
+        number = {name: i for i, name in enumerate(classes)}
+        for line, label in zip(self.lines, self.labels, strict=True):
+            if label not in number:
+                shown = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+                raise DataError(f"{self.path}, line {line}: label {label!r} is none of the classes {shown}")
+        return [number[label] for label in self.labels]
+
+
+def read_texts(
+    path: Path,
+    kind: str,
+    *,
+    label: str = "label",
+    group: Sequence[str] = ("domain", "user"),
+    ignore: Sequence[str] = (),
+) -> Texts:
+    """Read a file with a column ``text``, gzipped if its name ends in ``.gz``; a ``title`` is put before its text.
+
+    Args:
+        path: The file.
+        kind: ``jsonl``: an object a line; ``csv``: a table whose first row names the columns.
+        label: Column of classes, names or whole numbers.
+        group: Columns that may hold a domain or user; the first that is there is taken.
+        ignore: Values of the column ``split`` whose rows are passed over; else it must be ``train`` or ``test``, and
+            without that column all rows are for training.
+
+    Raises:
+        DataError: If it cannot be read, a column is missing, a cell cannot be used, or there is no row.
+    """
+    found = Texts(path)
+    chosen = ""
+    for line, row in _READERS[kind](path):
+        for column in ("text", label):
+            if row.get(column) is None:
+                names = ", ".join(map(repr, row)) or "none"
+                raise DataError(f"{path}, line {line}: column {column!r} is missing, got {names}")
+        split = row.get("split") or "train"
+        if split in ignore:
+            continue
+        if split not in ("train", "test"):
+            raise DataError(f"{path}, line {line}: 'split' must be 'train' or 'test', got {split!r}")
+        if not found.lines:
+            chosen = next((column for column in group if row.get(column) is not None), "")
+        parts = [part for part in (row.get("title"), row["text"]) if part]
+        if not all(isinstance(part, str) for part in parts):
+            raise DataError(f"{path}, line {line}: 'text' must be text, got {parts!r:.100}")
+        text = " ".join(parts)
+        if not text.strip():
+            raise DataError(f"{path}, line {line}: the text is empty; give it some words or remove the row")
+        if chosen:
+            found.groups.append(_name(path, line, chosen, row.get(chosen)))
+        found.lines.append(line)
+        found.texts.append(text)
+        found.labels.append(_name(path, line, label, row[label]))
+        found.test.append(split == "test")
+    if not found.lines:
+        raise DataError(f"{path}: holds no text; at least one row is needed")
+    return found
+
+
+def _name(path: Path, line: int, column: str, value: object) -> str:
+    """Return a cell that names a class or a group."""
+    if (isinstance(value, str) and value) or type(value) is int:
+        return str(value)
+    raise DataError(f"{path}, line {line}: {column!r} must be a name or a whole number, got {value!r:.100}")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the decoded lines, each with its end."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as err:
+                    raise DataError(
+                        f"{path}, line {number}: not UTF-8 (byte {err.object[err.start]:#04x} at place "
+                        f"{err.start + 1}); save the file as UTF-8"
+                    ) from err
+    except _PACKED as err:
+        raise DataError(f"{path}: cannot be read ({err}); it may be damaged or cut short") from err
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as err:
+            raise DataError(f"{path}, line {number}: not JSON ({err})") from err
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: must be an object like {{...}}, got {line.strip()!r:.100}")
+        yield number, row
+
+
+def _table_rows(path: Path) -> Iterator[Row]:
+    reader = csv.reader(_lines(path), strict=True)
+    try:
+        header = next(reader, [])
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{path}, line {reader.line_num}: has {len(cells)} cells, and the first row names {len(header)} "
+                    "columns; put texts with commas into quotes"
+                )
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as err:
+        raise DataError(f"{path}, line {reader.line_num}: not CSV ({err})") from err
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {"jsonl": _json_rows, "csv": _table_rows}

@@ -1,0 +1,76 @@
+"""Your own texts: a table, or an object a line."""
+
+from pathlib import Path
+
+import torch
+
+from isoproto.data.base import TextDataset
+from isoproto.data.folders import find
+from isoproto.data.rows import Texts, read_texts
+from isoproto.data.tokens import tokenise
+from isoproto.errors import DataError
+
+
+def load_texts(argument: str, folder: Path, *, kind: str) -> TextDataset:
+    """Read a file of texts with the columns ``text`` and ``label``; optionally ``domain`` or ``user``, and ``split``.
+
+    ``split`` is ``train`` or ``test``; without it all rows are for training. Classes are the labels in order, numbers
+    by their size; or, to fix their list, what stands in a file beside it: ``reviews.classes.txt`` for ``reviews.csv``,
+    a name a line.
+
+    Args:
+        argument: Path of the file, relative to ``folder``, ``~`` allowed, gzipped if it ends in ``.gz``.
+        folder: See ``data_folder``.
+        kind: ``csv`` or ``jsonl``.
+
+    Raises:
+        DataError: If the file is missing or something in it cannot be used; the text names the line.
+    """
+    path = find(kind, argument, folder)
+    rows = read_texts(path, kind)
+    return text_dataset(path.name.partition(".")[0], rows, _classes(path, rows))
+
+
+def text_dataset(
+    name: str, rows: Texts, classes: tuple[str, ...], labels: tuple[str, ...] | None = None
+) -> TextDataset:
+    """Make a data set of rows; domains are in the order of their names.
+
+    Args:
+        name: For the file names in the cache.
+        rows: The rows.
+        classes: Names of the classes.
+        labels: What stands for them in the file; by default their names.
+
+    Raises:
+        DataError: If a row has another label.
+    """
+    numbers = rows.numbers(labels or classes)
+    x, vocabulary = tokenise(name, rows.texts, rows.test)
+    domains = tuple(sorted(set(rows.groups)))
+    place = {domain: i for i, domain in enumerate(domains)}
+    return TextDataset(
+        x=x,
+        y=torch.tensor(numbers),
+        test=torch.tensor(rows.test),
+        classes=classes,
+        domain=torch.tensor([place[group] for group in rows.groups]) if domains else None,
+        domains=domains,
+        source=str(rows.path),
+        vocabulary=vocabulary,
+    )
+
+
+def _classes(path: Path, rows: Texts) -> tuple[str, ...]:
+    listed = path.with_name(f"{path.name.partition('.')[0]}.classes.txt")
+    if listed.is_file():
+        try:
+            names = [line.strip() for line in listed.read_text("utf-8-sig").splitlines()]
+        except (OSError, UnicodeDecodeError) as err:
+            raise DataError(f"{listed}: cannot be read ({err}); it must be UTF-8, a class a line") from err
+        if len(set(names)) < len(names) or "" in names or not names:
+            raise DataError(f"{listed}: must name each class once, a line each and none empty, got {names!r:.200}")
+        return tuple(names)
+    found = set(rows.labels)
+    numbers = all(label.isdecimal() for label in found)
+    return tuple(sorted(found, key=lambda label: (int(label) if numbers else 0, label)))

@@ -1,0 +1,157 @@
+"""What the papers read off an evaluation besides accuracy over clients: classes, domains, one model, late clients.
+
+Everything is worked out from counts: the entries of an evaluation (``docs/run-folder.md``, `kind: evaluation`), or
+accuracies by round. Figures that nothing is known of are None, never NaN.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Entry = Mapping[str, Any]
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # accuracies that summaries say the first round of
+
+
+class ClassFigures(TypedDict):
+    """What :func:`class_figures` returns."""
+
+    macro_f1: float | None
+    balanced_accuracy: float | None
+    accuracy: list[float | None]
+    f1: list[float | None]
+
+
+class DomainFigures(TypedDict):
+    """What :func:`domain_figures` returns."""
+
+    mean: float | None
+    each: list[dict[str, Any]]
+
+
+def class_figures(correct: ArrayLike, total: ArrayLike, predicted: ArrayLike) -> ClassFigures:
+    r"""Summarise answers by class, all clients pooled; the figures to look at where classes are not equally frequent.
+
+    .. math::
+        F_1^c = \frac{2\,t_c}{n_c + p_c}, \qquad
+        \text{macro-}F_1 = \frac{1}{|U|}\sum_{c \in U} F_1^c, \qquad
+        \text{balanced} = \frac{1}{|U|}\sum_{c \in U} \frac{t_c}{n_c}
+
+    with :math:`t` right, :math:`n` samples, :math:`p` answers of the class, and :math:`U` the classes with samples.
+
+    Args:
+        correct: Samples of each class that are right, :math:`t`, shape ``[C]``.
+        total: Samples of each class, :math:`n`, shape ``[C]``.
+        predicted: Samples that are taken for each class, :math:`p`, shape ``[C]``.
+
+    Example:
+        Of 8 and 2 samples, 6 and 1 are right; the other 3 are taken for the other class:
+
+        >>> figures = class_figures([6, 1, 0], [8, 2, 0], [7, 3, 0])
+        >>> figures["accuracy"], figures["f1"], figures["balanced_accuracy"], figures["macro_f1"]
+        ([0.75, 0.5, None], [0.8, 0.4, None], 0.625, 0.6000000000000001)
+    """
+    t, n, p = (np.asarray(counts, dtype=np.float64) for counts in (correct, total, predicted))
+    tested = n > 0
+    accuracy, f1 = t / np.where(tested, n, 1), 2 * t / np.where(tested, n + p, 1)
+    return ClassFigures(
+        macro_f1=_mean(f1[tested]),
+        balanced_accuracy=_mean(accuracy[tested]),
+        accuracy=_known(accuracy, tested),
+        f1=_known(f1, tested),
+    )
+
+
+def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
+    """Return the accuracy on each domain's test samples, and its mean over domains, each counting the same.
+
+    That mean is the average of the papers' tables of domain skew and of feature shift. Clients whose data are of no
+    domain or of several are left out.
+
+    Example:
+        >>> domain_figures([
+        ...     {"domain": "pen", "correct": 1, "total": 4}, {"domain": "pen", "correct": 2, "total": 2},
+        ...     {"domain": "scan", "correct": 1, "total": 1}, {"domain": "", "correct": 0, "total": 9}])
+        {'mean': 0.75, 'each': [{'domain': 'pen', 'accuracy': 0.5}, {'domain': 'scan', 'accuracy': 1.0}]}
+    """
+    sums: dict[str, NDArray[np.int64]] = {}
+    for entry in entries:
+        if entry.get("domain") and entry["total"]:
+            counts = np.array([entry["correct"], entry["total"]])
+            sums[entry["domain"]] = sums.get(entry["domain"], np.zeros(2, np.int64)) + counts
+    accuracy = {domain: float(correct / total) for domain, (correct, total) in sorted(sums.items())}
+    each = [{"domain": domain, "accuracy": value} for domain, value in accuracy.items()]
+    return DomainFigures(mean=_mean(list(accuracy.values())), each=each)
+
+
+def pooled_accuracy(entries: Iterable[Entry]) -> float | None:
+    """Return right over all test samples, of all clients together.
+
+    Where every client was tested with the same model, on test parts that have no sample in common, this is that
+    model's accuracy on the whole test set.
+
+    Example:
+        >>> pooled_accuracy([{"correct": 1, "total": 4}, {"correct": 2, "total": 2}])
+        0.5
+    """
+    counts = [(entry["correct"], entry["total"]) for entry in entries]
+    correct, total = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    return correct / total if total else None
+
+
+def evaluation_figures(entries: Sequence[Entry], *, one_model: bool) -> dict[str, Any]:
+    """Return what the line of an evaluation says besides its entries.
+
+    Args:
+        entries: Of all clients that answered.
+        one_model: Whether all of them were tested with the same averaged model.
+
+    Example:
+        >>> entries = [{"correct": 3, "total": 4, "domain": "pen", "late": False, "class_correct": [3, 0],
+        ...             "class_total": [4, 0], "class_predicted": [3, 1]}]
+        >>> evaluation_figures(entries, one_model=True)["global_accuracy"]
+        0.75
+    """
+    classes = pooled_classes(entries)
+    late = [entry["correct"] / entry["total"] for entry in entries if entry.get("late") and entry["total"]]
+    return {
+        "macro_f1": classes["macro_f1"],
+        "balanced_accuracy": classes["balanced_accuracy"],
+        "domain_mean": domain_figures(entries)["mean"],
+        "global_accuracy": pooled_accuracy(entries) if one_model else None,
+        "late_mean": _mean(late),
+    }
+
+
+def pooled_classes(entries: Sequence[Entry]) -> ClassFigures:
+    """Return :func:`class_figures` of an evaluation; nothing is known of one that does not count predictions."""
+    keys = ("class_correct", "class_total", "class_predicted")
+    if not entries or not all(entry.get(key) for entry in entries for key in keys):
+        return class_figures([], [], [])
+    return class_figures(*(np.sum([entry[key] for entry in entries], axis=0) for key in keys))
+
+
+def rounds_to(rounds: ArrayLike, accuracy: ArrayLike, level: float) -> int | None:
+    """Return the first round whose accuracy is at least ``level``; None if there is none.
+
+    Args:
+        rounds: Ascending, shape ``[R]``.
+        accuracy: After each of them, shape ``[R]``; NaN where it is not known.
+        level: A fraction.
+
+    Example:
+        >>> rounds_to([0, 1, 2, 3], [0.1, 0.7, float("nan"), 0.9], 0.8)
+        3
+    """
+    reached = np.asarray(rounds)[np.asarray(accuracy, dtype=np.float64) >= level]
+    return int(reached[0]) if len(reached) else None
+
+
+def _known(values: NDArray[np.float64], known: NDArray[np.bool_]) -> list[float | None]:
+    return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
+
+
+def _mean(values: ArrayLike) -> float | None:
+    values = np.asarray(values, dtype=np.float64)
+    return float(values.mean()) if values.size else None

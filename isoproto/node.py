@@ -1,0 +1,249 @@
+"""A device's own configuration, and the SuperNode that it starts."""
+
+import dataclasses
+import os
+import resource
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isoproto import paths
+from isoproto.config import Scalar, _number, _one_of, read_fields, refuse
+from isoproto.connection import check_address
+from isoproto.data import class_names
+from isoproto.errors import ConfigError
+from isoproto.flower_engine import tool
+from isoproto.own_code import absolute, is_own
+from isoproto.run_folder import to_toml
+
+MAY_SEND = ("gradients", "head", "base")
+_MIB = 2**20
+_TASK_POLL_S = "0.2"  # how often a SuperNode looks for a message to work on; Flower's own value is 1 s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What the owner of a device decides; a server's settings never override it.
+
+    Attributes:
+        superlink: Where the SuperLink is, ``HOST:PORT``.
+        root_certificates: Certificate of the authority that vouches for it.
+        private_key: The key with which this device proves who it is.
+        insecure: Neither TLS nor a key: for trials on one machine.
+        trusted_entities: Flower's YAML file of keys; only apps that one of them signed are run. Empty: any app.
+        name: The client's name in the federation; by default that of the key's file.
+        data: The device's data: ``imagefolder:FOLDER``, ``npz:FILE``, ``module:FILE.py:callable``, or a known name.
+        data_dir: What relative paths of data start from; by default the configuration's folder.
+        partition_id: Instead of own data: number of its share of the run's data, which lie here too.
+        num_partitions: How many shares there are.
+        classes: The federation's classes in its order; empty: the run says, else the data's own.
+        outside_classes: Samples of other classes: an error, or left out.
+        model: A known name, or ``module:callable`` or ``FILE.py:callable`` that makes a feature extractor; empty: as
+            the run says.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        batch_size: Mini-batch size; 0: as the run says.
+        threads: CPU threads.
+        memory_mb: MiB of data that each process of the node may have; 0: no limit.
+        state_dir: Folder of this device's models and of Flower's files.
+        min_class_samples: Samples of a class below which nothing is sent of it; the run may ask for more.
+        may_send: What may leave the device besides class means, counts and accuracies: ``gradients``, ``head``,
+            ``base`` (weights).
+        runtime_port: Local port between the SuperNode and the processes it starts; one per node of a machine.
+        health_port: Local port for ``isoproto health``; 0: none.
+    """
+
+    superlink: str = ""
+    root_certificates: str = ""
+    private_key: str = ""
+    insecure: bool = False
+    trusted_entities: str = ""
+    name: str = ""
+    data: str = ""
+    data_dir: str = ""
+    partition_id: int = _number(-1, -1)
+    num_partitions: int = _number(0, 0)
+    classes: str = ""
+    outside_classes: str = _one_of("refuse", "refuse", "drop")
+    model: str = ""
+    device: str = "auto"
+    batch_size: int = _number(0, 0)
+    threads: int = _number(1, 1, 1024)
+    memory_mb: int = _number(0, 0)
+    state_dir: str = ""
+    min_class_samples: int = _number(5, 1)
+    may_send: str = ""
+    runtime_port: int = _number(9094, 1, 65535)
+    health_port: int = _number(0, 0, 65535)
+
+    @classmethod
+    def read(cls, path: Path) -> "NodeConfig":
+        """Read a TOML file; relative paths start from its folder.
+
+        Raises:
+            ConfigError: If it cannot be read, or with everything that is wrong in it.
+        """
+        try:
+            values = tomllib.loads(path.read_text("utf8"))
+        except (OSError, ValueError) as err:
+            raise ConfigError(f"cannot read {path}: {err}") from err
+        return cls.from_mapping(values, path.parent.absolute(), source=f"node configuration {path.name}")
+
+    @classmethod
+    def from_mapping(
+        cls, values: Mapping[str, Any], folder: Path, *, source: str = "node configuration"
+    ) -> "NodeConfig":
+        """Read settings, lists as lists or as text, or say everything that is wrong with them at once.
+
+        Args:
+            values: Settings by key.
+            folder: What relative paths start from.
+            source: Where they come from, for the error text.
+
+        Raises:
+            ConfigError: With every unknown key, wrong value, missing setting and missing file.
+
+        Example:
+            >>> NodeConfig.from_mapping({"superlink": "here", "treads": 2, "device": 1}, Path())
+            Traceback (most recent call last):
+            isoproto.errors.ConfigError: 6 problems in the node configuration:
+              unknown key `treads` (did you mean `threads`?)
+              `device` must be text, got 1
+              `superlink`: 'here' is not an address; give HOST:PORT without scheme, such as 127.0.0.1:8000
+              `root-certificates` is missing; name the certificate of the SuperLink's authority, ca.pem
+              `private-key` is missing; name this node's key, made by `isoproto keys add NODE`
+              `data` is missing; name this device's data, such as 'imagefolder:photos', or `partition-id`
+        """
+        flat = {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in values.items()}
+        found, problems = read_fields(_FIELDS, flat)
+        for key in ("root_certificates", "private_key", "trusted_entities", "state_dir", "data_dir"):
+            if found.get(key):
+                found[key] = str((folder / Path(found[key]).expanduser()).absolute())
+        found.setdefault("data_dir", str(folder.absolute()))
+        found.setdefault("state_dir", str(paths.state_dir().absolute()))
+        if is_own(found.get("model", "")):
+            found["model"] = absolute(found["model"], folder)
+        config = cls(**found)
+        refuse([*problems, *(text for text in config._problems() if not _told(text, values, found))], source)
+        return config if config.name else dataclasses.replace(config, name=config._default_name())
+
+    def _default_name(self) -> str:
+        if self.partition_id >= 0:
+            return str(self.partition_id)
+        return Path(self.private_key).stem if self.private_key else os.uname().nodename
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong with settings that have the right type."""
+        try:
+            check_address(self.superlink)
+        except ConfigError as err:
+            yield f"`superlink`: {err}"
+        if self.insecure and (self.root_certificates or self.private_key):
+            yield "`insecure` excludes `root-certificates` and `private-key`: without TLS there is neither"
+        missing = {
+            "root-certificates": "name the certificate of the SuperLink's authority, ca.pem",
+            "private-key": "name this node's key, made by `isoproto keys add NODE`",
+        }
+        for key, advice in {} if self.insecure else missing.items():
+            path = getattr(self, key.replace("-", "_"))
+            if not path:
+                yield f"`{key}` is missing; {advice}"
+            elif not Path(path).is_file():
+                yield f"`{key}`: there is no file {path}"
+        if self.trusted_entities and not Path(self.trusted_entities).is_file():
+            yield f"`trusted-entities`: there is no file {self.trusted_entities}"
+        if not self.data and self.partition_id < 0:
+            yield "`data` is missing; name this device's data, such as 'imagefolder:photos', or `partition-id`"
+        if self.partition_id >= 0 and self.partition_id >= self.num_partitions:
+            yield f"`partition-id` {self.partition_id} must be below `num-partitions`, {self.num_partitions}"
+        if self.batch_size == 1:
+            yield "`batch-size` must be 0 or >= 2: BatchNorm cannot train on one sample, got 1"
+        try:
+            class_names(self.classes)
+        except ConfigError as err:
+            yield str(err)
+        if unknown := [word for word in self.sends if word not in MAY_SEND]:
+            yield f"`may-send` must be of {', '.join(map(repr, MAY_SEND))}, got {unknown}"
+
+    @property
+    def sends(self) -> tuple[str, ...]:
+        """The words of ``may_send``."""
+        return tuple(word.strip() for word in self.may_send.split(",") if word.strip())
+
+    def for_client(self) -> dict[str, Scalar]:
+        """Return Flower's node configuration, which ``client_app`` reads."""
+        chosen: dict[str, Scalar] = {
+            "name": self.name,
+            "data-dir": self.data_dir,
+            "device": self.device,
+            "state-dir": str(Path(self.state_dir) / "models"),
+            "threads": self.threads,
+            "min-class-samples": self.min_class_samples,
+            "may-send": ",".join(self.sends),
+            "outside-classes": self.outside_classes,
+        }
+        for key in ("data", "classes", "model", "batch_size"):
+            if value := getattr(self, key):
+                chosen[key.replace("_", "-")] = value
+        if self.partition_id >= 0:
+            chosen |= {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
+        return chosen
+
+    def command(self) -> list[str]:
+        """Return the command line of the SuperNode, with its node configuration as a file in the state folder."""
+        node_file = Path(self.state_dir) / "node-config.toml"
+        words = [tool("flower-supernode"), "--superlink", self.superlink, "--node-config", str(node_file)]
+        words += ["--port", str(self.runtime_port)]
+        if self.health_port:
+            words += ["--health-server-address", f"127.0.0.1:{self.health_port}"]
+        if self.trusted_entities:
+            words += ["--trusted-entities", self.trusted_entities]
+        if self.insecure:
+            return [*words, "--insecure"]
+        return [
+            *words,
+            "--root-certificates",
+            self.root_certificates,
+            "--auth-supernode-private-key",
+            self.private_key,
+        ]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the SuperNode's environment: a Flower home of its own, few threads, nothing installed at run time."""
+        return {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _TASK_POLL_S,
+            **base,
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_HOME": str(Path(self.state_dir) / "flower"),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads)),
+        }
+
+    def start(self) -> None:
+        """Become the SuperNode: this process ends where it ends, and signals reach it.
+
+        Raises:
+            StateError: If the state folder cannot be written.
+        """
+        folder = Path(self.state_dir)
+        paths.write_atomically(folder / "node-config.toml", to_toml(self.for_client()).encode(), mode=0o600)
+        (folder / "flower").mkdir(exist_ok=True)
+        if self.memory_mb:
+            limit = self.memory_mb * _MIB
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        command = self.command()
+        os.chdir(folder)  # no package lies here that could be taken for the app's
+        os.execve(command[0], command, self.environment(os.environ))  # noqa: S606
+
+
+_FIELDS: dict[str, "dataclasses.Field[Any]"] = {f.name.replace("_", "-"): f for f in dataclasses.fields(NodeConfig)}
+
+
+def _told(problem: str, values: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether a problem is of a setting that was there, but is named already as wrong in itself."""
+    key = problem.partition("`")[2].partition("`")[0]
+    return key in values and key.replace("-", "_") not in found

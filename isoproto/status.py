@@ -1,0 +1,152 @@
+"""What a run is doing: who takes part, who was heard of when, what failed. Read from its folder while it runs."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isoproto.errors import ConfigError
+from isoproto.report import Run, read_run
+
+_SECONDS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+@dataclass(slots=True)
+class ClientStatus:
+    """One client, or a node that was refused.
+
+    Attributes:
+        client: Its name.
+        model: Its architecture; empty for a node that was refused.
+        online: Whether the SuperLink hears its heartbeat; None if it was not asked, or has no node of this name.
+        last_round: The last round that it answered in; None before.
+        accuracy: Its own model's, then.
+        failures: How often it failed.
+        last_failure: Round and reason of the last time.
+    """
+
+    client: str
+    model: str = ""
+    online: bool | None = None
+    last_round: int | None = None
+    accuracy: float | None = None
+    failures: int = 0
+    last_failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run at one moment.
+
+    Attributes:
+        run: Name of its folder.
+        state: ``waiting`` for nodes, ``running``, ``completed`` or ``failed``.
+        round: The last round that is over; 0 before the first.
+        rounds: How many there will be.
+        silent_s: Seconds since its folder last changed.
+        said: The last line of its log, or why it failed.
+        clients: Who takes part, by name, then nodes that were refused.
+        strangers: Nodes of the SuperLink that are online and none of them, by name or number.
+    """
+
+    run: str
+    state: str
+    round: int
+    rounds: int
+    silent_s: float
+    said: str
+    clients: list[ClientStatus] = field(default_factory=list)
+    strangers: list[str] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """Return all of it as one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def newest_run(output_dir: Path) -> Path:
+    """Return the folder of the run that was started last.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    found = [path.parent for path in output_dir.glob("*/config.toml")]
+    if not found:
+        raise ConfigError(f"there is no run in {output_dir}; name its folder, or see --output-dir")
+    return max(found, key=lambda path: (path / "config.toml").stat().st_mtime)
+
+
+def run_status(folder: Path, nodes: Sequence[Mapping[str, Any]] = (), *, now: float | None = None) -> RunStatus:
+    """Read what a run is doing.
+
+    Args:
+        folder: Its folder.
+        nodes: What ``flwr supernode list`` says, if the SuperLink was asked: ``node-id``, ``status``; and ``name``,
+            where it is known.
+        now: Seconds since 1970.
+
+    Raises:
+        StateError: If a file of the folder cannot be read.
+    """
+    run = read_run(folder)
+    written = {path.name: path.stat().st_mtime for path in folder.iterdir() if path.is_file()}
+    ended = written.get("summary.json", 0.0) >= written.get("metrics.jsonl", 0.0) and "summary.json" in written
+    summary = json.loads((folder / "summary.json").read_text("utf8")) if ended else {}
+    over = max((line["round"] for line in run.metrics if line["kind"] == "round"), default=0)
+    begun = "partition.json" in written
+    clients = _clients(run, nodes)
+    known = {client.client for client in clients}
+    return RunStatus(
+        run=folder.name,
+        state=summary.get("status") or ("running" if begun else "waiting"),
+        round=over,
+        rounds=int(run.config.get("rounds", 0)),
+        silent_s=round((now or time.time()) - max(written.values()), 1),
+        said=summary.get("reason") or _last_line(folder / "log.txt"),
+        clients=clients,
+        strangers=sorted(_name(node) for node in nodes if node["status"] == "online" and _name(node) not in known),
+    )
+
+
+def _clients(run: Run, nodes: Sequence[Mapping[str, Any]]) -> list[ClientStatus]:
+    found = {share.client: ClientStatus(share.client, share.model) for share in run.clients}
+    for line in run.metrics:
+        if line["kind"] == "client":
+            one = found.setdefault(line["client"], ClientStatus(line["client"]))
+            one.model, one.last_round, one.accuracy = line["model"], line["round"], line["accuracy"]["after"]
+        elif line["kind"] == "evaluation":
+            for entry in line["clients"]:
+                one = found.setdefault(entry["client"], ClientStatus(entry["client"]))
+                one.model, one.last_round = entry["model"], line["round"]
+                one.accuracy = entry["correct"] / entry["total"] if entry["total"] else None
+        elif line["kind"] == "failure":
+            one = found.setdefault(line["client"], ClientStatus(line["client"]))
+            one.failures += 1
+            one.last_failure = f"round {line['round']}: {line['reason']}"
+    online = {_name(node): node["status"] == "online" for node in nodes}
+    for one in found.values():
+        one.online = online.get(one.client)
+    return list(found.values())
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node.get("name") or node["node-id"])
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = [line for line in path.read_text("utf8").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def ago(seconds: float) -> str:
+    """Say how long something takes.
+
+    Example:
+        >>> ago(4.2), ago(250), ago(90000)
+        ('4 s', '4 min', '1 d')
+    """
+    return next((f"{seconds / size:.0f} {unit}" for size, unit in _SECONDS if seconds >= size), f"{seconds:.0f} s")

@@ -1,0 +1,99 @@
+"""Models that a user's own function makes."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from isoproto.errors import ConfigError
+from isoproto.own_code import own_callable
+from models.base import ModelSpec
+
+_PROBE = 2  # BatchNorm cannot train on one sample
+
+
+class Adapted(nn.Module):
+    """A feature extractor with its output brought to one row per sample, and widened where it is too narrow.
+
+    A map ``[B, L, ...]`` becomes its mean over all places. ``FeatureModel`` pools rows of more than ``d`` numbers; of
+    fewer, pooling would only repeat some, so a linear layer takes them to ``d``.
+
+    Args:
+        extractor: Maps ``[B, channels, height, width]`` to ``[B, L]`` or ``[B, L, ...]``.
+        width: L.
+        feature_dim: d.
+
+    Example:
+        >>> Adapted(nn.Conv2d(1, 3, 3), width=3, feature_dim=8)(torch.zeros(2, 1, 9, 9)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, extractor: nn.Module, width: int, feature_dim: int) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.widen = nn.Linear(width, feature_dim) if width < feature_dim else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return rows ``[B, max(L, d)]``."""
+        values: Tensor = self.extractor(x)
+        rows: Tensor = self.widen(values.flatten(2).mean(2) if values.dim() > 2 else values)
+        return rows
+
+
+def own_model(name: str, spec: ModelSpec) -> nn.Module:
+    """Build a user's model and try it on one batch, in both modes, with a step backwards.
+
+    The function is called with a ``ModelSpec``: ``channels``, ``height``, ``width`` of the pictures, which come as
+    float32 in ``[-1, 1]``; ``feature_dim`` and ``num_classes`` if it wants to know. It returns a module whose output
+    are features, not class scores: the head is ours.
+
+    Args:
+        name: ``module:callable`` or ``FILE.py:callable``.
+        spec: What it must fit.
+
+    Raises:
+        ConfigError: If there is no such function, it fails, or what it makes cannot be trained on such pictures.
+    """
+    function = own_callable(name, "model")
+    try:
+        extractor = function(spec)
+    except Exception as err:
+        raise ConfigError(f"model {name!r} cannot be built for {spec}: {type(err).__name__}: {err}") from err
+    if not isinstance(extractor, nn.Module):
+        raise ConfigError(f"model {name!r} must return a torch.nn.Module, got {type(extractor).__name__}")
+    width = _tried(name, extractor, spec)
+    return Adapted(extractor, width, spec.feature_dim)
+
+
+def _tried(name: str, extractor: nn.Module, spec: ModelSpec) -> int:
+    """Run a copy of a model on one batch, and return the width of its features."""
+    trial = copy.deepcopy(extractor)  # its running statistics and gradients are thrown away
+    pictures = torch.rand(_PROBE, spec.channels, spec.height, spec.width) * 2 - 1
+    shape = tuple(pictures.shape)
+    if not any(p.requires_grad for p in trial.parameters()):
+        raise ConfigError(f"model {name!r} has no weights that can be trained")
+    try:
+        with torch.no_grad():
+            tested = trial.eval()(pictures)
+        trained = trial.train()(pictures)
+    except Exception as err:
+        raise ConfigError(f"model {name!r} fails on pictures {shape}: {type(err).__name__}: {err}") from err
+    for features in (tested, trained):
+        if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != _PROBE or not features.numel():
+            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise ConfigError(f"model {name!r} must map pictures {shape} to features [{_PROBE}, L], got {got}")
+        if not features.is_floating_point() or not bool(features.isfinite().all()):
+            raise ConfigError(f"model {name!r} gives features that are not finite float numbers ({features.dtype})")
+    if tested.shape != trained.shape:
+        raise ConfigError(
+            f"model {name!r} gives features {tuple(tested.shape)} in eval mode and {tuple(trained.shape)} in training"
+        )
+    loss = functional.mse_loss(trained, torch.ones_like(trained))
+    if not loss.requires_grad:
+        raise ConfigError(f"model {name!r}: no gradient reaches its weights; does it use torch.no_grad()?")
+    try:
+        loss.backward()
+    except Exception as err:
+        raise ConfigError(f"model {name!r} cannot be trained: {type(err).__name__}: {err}") from err
+    return int(tested.shape[1])

@@ -1,0 +1,70 @@
+"""Recurrent networks, read out where a text ends (Hochreiter and Schmidhuber 1997; Cho et al., EMNLP 2014)."""
+
+import torch
+from torch import Tensor, nn
+
+from models.base import TextSpec
+from models.text import Words, at_end, inside, trimmed
+
+
+class _Recurrent(nn.Module):
+    """Two layers; the state of the upper one after the last word. What follows in a batch cannot reach back to it."""
+
+    def __init__(self, spec: TextSpec, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.words = Words(spec, spec.feature_dim)
+        self.layers = kind(spec.feature_dim, spec.feature_dim, num_layers=2, dropout=0.2, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        vectors, lengths = self.words(tokens)
+        states, _ = self.layers(vectors)
+        return at_end(states, lengths)
+
+
+class _BothWays(nn.Module):
+    """One network reads a text forwards and one backwards; the state of each after its last word."""
+
+    def __init__(self, spec: TextSpec) -> None:
+        super().__init__()
+        width = spec.feature_dim
+        self.words = Words(spec, width)
+        self.onwards = nn.LSTM(width, width, batch_first=True)
+        self.backwards = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens, lengths = trimmed(tokens)
+        # Two plain networks, since torch's bidirectional one would begin to read backwards in the padding.
+        return torch.cat(
+            [
+                at_end(self.onwards(self.words.vectors(tokens))[0], lengths),
+                at_end(self.backwards(self.words.vectors(backwards(tokens, lengths)))[0], lengths),
+            ],
+            dim=1,
+        )
+
+
+def backwards(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Turn each text round and leave its padding where it is.
+
+    Example:
+        >>> backwards(torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]]), torch.tensor([3, 2]))
+        tensor([[7, 6, 5, 0],
+                [9, 8, 0, 0]])
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return tokens.gather(1, torch.where(inside(lengths, len(places)), lengths[:, None] - 1 - places, places))
+
+
+def lstm(spec: TextSpec) -> nn.Module:
+    """Two LSTM layers and a ReLU; dropout 0.2 between and behind them."""
+    return nn.Sequential(_Recurrent(spec, nn.LSTM), nn.ReLU(), nn.Dropout(0.2))
+
+
+def gru(spec: TextSpec) -> nn.Module:
+    """Two GRU layers; dropout 0.2 between and behind them."""
+    return nn.Sequential(_Recurrent(spec, nn.GRU), nn.Dropout(0.2))
+
+
+def bilstm(spec: TextSpec) -> nn.Module:
+    """An LSTM layer each way and a linear layer."""
+    return nn.Sequential(_BothWays(spec), nn.Linear(2 * spec.feature_dim, spec.feature_dim))

@@ -1,0 +1,171 @@
+"""What a device decides for itself, and devices that differ, come late, leave and return."""
+
+import json
+import re
+
+import pytest
+
+import client_app.app
+from client_app.app import Client
+from client_app.store import ClientStore
+from isoproto.errors import ConfigError
+from isoproto.own_code import own_callable
+from tests import fakes
+
+OWN = """
+from torch import nn
+
+
+def network(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.channels * spec.height * spec.width, 5), nn.ReLU())
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    return f"{tmp_path}/own.py:network"
+
+
+def clients(run, server_round):
+    return [line["client"] for line in run.of("client", round=server_round)]
+
+
+def test_an_own_model_of_another_width_trains_with_the_others(federation, own):
+    run = federation.run(federation.grid(node_configs={1: {"model": own}}), {"models": "cnn", "rounds": 2})
+    assert run.failures() == {}
+    assert {line["client"]: line["model"] for line in run.of("client")} == {
+        "0": "cnn",
+        "1": own,
+        "2": "cnn",
+        "3": "cnn",
+    }
+    assert all(line["loss"]["prototype"] > 0 for line in run.of("client", round=2))
+
+
+def test_a_simulations_run_config_may_name_own_models(federation, own):
+    run = federation.run(settings={"models": f"resnet,{own}", "rounds": 1})
+    assert [line["model"] for line in run.of("client")] == ["resnet", own] * 2
+
+
+def test_an_own_model_that_does_not_fit_is_told_of_before_round_1(federation, tmp_path):
+    (tmp_path / "own.py").write_text("from torch import nn\ndef network(spec): return nn.Linear(7, 7)\n")
+    grid = federation.grid(node_configs={1: {"model": f"{tmp_path}/own.py:network"}})
+    run = federation.run(grid, {"rounds": 1})
+    assert "fails on pictures" in run.failures()[0, "node 10001"]
+    assert clients(run, 1) == ["0", "2", "3"]
+
+
+@pytest.mark.parametrize("key", ["models", "data"])
+def test_a_server_cannot_make_a_real_node_import_code(federation, tmp_path, key):
+    """Outside a simulation, the same run config that simulates is refused, and nothing is imported."""
+    mark = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(mark)!r}).touch()\ndef network(spec): pass\n"
+    )
+    value = f"{tmp_path}/evil.py:network"
+    settings = {**federation.settings, key: value if key == "models" else f"module:{value}"}
+    node = {"partition-id": 0, "num-partitions": 2, "name": "ward"}
+    with pytest.raises(ConfigError, match=rf"names code for this device to import, `{key} = .*only the node's own"):
+        Client.of(settings, node, 7)
+    assert not mark.exists()
+    # Its owner may name it: what is refused above is who says it, not what.
+    with pytest.raises(ConfigError, match="has no function 'none'"):
+        own_callable(f"{tmp_path}/evil.py:none", "model")
+    assert mark.exists()
+
+
+def test_classes_are_brought_into_the_federations_order(federation, tmp_path):
+    """One device names its five classes otherwise ordered and has one that nobody knows; one has only two."""
+    wide = fakes.write_pictures(tmp_path / "wide.npz", classes=5)
+    few = fakes.write_pictures(tmp_path / "few.npz", classes=2)
+    nodes = {
+        0: {"data": f"npz:{few}"},
+        1: {"data": f"npz:{wide}", "outside-classes": "drop"},
+        2: {"data": f"npz:{wide}"},
+    }
+    grid = federation.grid(node_configs=nodes)
+    for node in nodes:
+        config = grid.context(node).node_config
+        del config["partition-id"], config["num-partitions"]
+        config["name"] = f"ward-{node}"
+    run = federation.run(grid, {"classes": "d,c,b,a", "rounds": 2, "models": "cnn", "min-nodes": 4})
+    ((where, reason),) = run.failures().items()
+    assert where == (0, "node 10002")
+    assert re.search(r"samples are of classes that this federation does not have: \{'e': \d+\}", reason)
+    assert clients(run, 2) == ["3", "ward-0", "ward-1"]
+    partition = json.loads((run.path / "partition.json").read_text())
+    table = {one["client"]: one["train"] for one in partition["clients"]}
+    assert partition["classes"] == ["d", "c", "b", "a"]
+    assert [count > 0 for count in table["ward-0"]] == [False, False, True, True]
+    assert all(table["ward-1"])
+
+
+def test_the_stricter_of_node_and_run_decides_how_small_a_class_may_be(federation):
+    node = {"partition-id": 0, "num-partitions": 2}
+    for asked, own, used in ((1, 5, 5), (10, 5, 10)):
+        config = Client.of(
+            {**federation.settings, "min-class-samples": asked}, {**node, "min-class-samples": own}, 0
+        ).config
+        assert config.min_class_samples == used
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed", "asked"),
+    [
+        ({"strategy": "fedsaf"}, "", ""),
+        ({"strategy": "isoproto"}, "", "gradients"),
+        ({"strategy": "isoproto"}, "gradients", ""),
+        ({"strategy": "fedavg", "models": "cnn"}, "head", "base"),
+        ({"strategy": "fedavg", "models": "cnn"}, "head,base", ""),
+    ],
+)
+def test_a_run_that_wants_more_than_may_leave_is_refused(federation, settings, allowed, asked):
+    grid = federation.grid(node_configs={2: {"may-send": allowed}})
+    run = federation.run(grid, {"rounds": 1, **settings})
+    if not asked:
+        assert run.failures() == {}
+        return
+    reason = run.failures()[0, "node 10002"]
+    assert f"asks for {asked}, and `may-send` of this node allows {allowed or 'nothing'} besides class means" in reason
+    assert clients(run, 1) == ["0", "1", "3"]
+
+
+def test_a_device_leaves_returns_and_keeps_its_model_and_another_comes_late(federation):
+    """Client 1 is away in rounds 2 and 3; client 3 comes before round 3."""
+    away = lambda client, newest: (client == 1 and newest in (1, 2)) or (client == 3 and newest < 2)  # noqa: E731
+    run = federation.run(federation.grid(away=away), {"rounds": 5, "min-nodes": 3})
+    assert run.failures() == {}
+    assert [clients(run, r) for r in range(1, 6)] == [
+        ["0", "1", "2"],
+        ["0", "2"],
+        ["0", "2", "3"],
+        ["0", "1", "2", "3"],
+        ["0", "1", "2", "3"],
+    ]
+    own = {line["round"]: line["accuracy"] for line in run.of("client") if line["client"] == "1"}
+    assert own[4]["before"] == own[1]["after"]
+    store = ClientStore(federation.folder / "state", run.summary["experiment"], "1")
+    assert store.load() is not None
+
+
+def test_a_refused_device_is_asked_again_when_it_comes_back(federation):
+    """Its owner stops it, mends its configuration, and starts it again with the same key: the same node id."""
+
+    def away(client: int, newest: int) -> bool:
+        if client == 3 and newest == 1:
+            grid.context(3).node_config.pop("device", None)
+            return True
+        return False
+
+    grid = federation.grid(node_configs={3: {"device": "tpu"}}, away=away)
+    run = federation.run(grid, {"rounds": 4})
+    assert list(run.failures()) == [(0, "node 10003")]
+    assert [clients(run, r) for r in range(1, 5)] == [["0", "1", "2"]] * 2 + [["0", "1", "2", "3"]] * 2
+
+
+def test_threads_are_the_nodes_own(federation, monkeypatch):
+    asked = []
+    monkeypatch.setattr(client_app.app.torch, "set_num_threads", asked.append)
+    Client.of(federation.settings, {"partition-id": 0, "num-partitions": 2, "threads": 3}, 0)
+    assert asked == [3]

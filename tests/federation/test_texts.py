@@ -1,0 +1,70 @@
+"""Whole federations of models for text, in one process."""
+
+import json
+
+import numpy as np
+import pytest
+
+from isoproto.errors import FederationError
+from models import FAMILIES
+
+TEXT = {"feature-dim": 16, "rounds": 2, "optimizer": "adam", "learning-rate": 0.01, "alpha": 5.0}
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    """A file of 160 texts of two classes, each with words of its own."""
+    rng = np.random.default_rng(0)
+    kinds = {"good": ["fine", "great", "lovely", "the", "a"], "bad": ["poor", "awful", "broken", "the", "a"]}
+    path = tmp_path_factory.mktemp("texts") / "reviews.jsonl"
+    rows = [{"text": " ".join(rng.choice(words, rng.integers(3, 9))), "label": label}
+            for _ in range(80) for label, words in kinds.items()]  # fmt: skip
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return f"jsonl:{path}"
+
+
+@pytest.mark.parametrize("family", ["text4", "htfe6txt"])
+def test_different_models_for_text_learn_together(federation, reviews, family):
+    grid = federation.grid(clients=len(FAMILIES[family]))
+    run = federation.run(grid, {**TEXT, "data": reviews, "models": family})
+    assert run.failures() == {}
+    assert [line["model"] for line in json.loads((run.path / "partition.json").read_text())["clients"]] == list(
+        FAMILIES[family]
+    )
+    assert run.server()["present"].all()
+    assert run.summary["status"] == "completed"
+    first, *_, last = run.of("evaluation")
+    correct = [sum(c["correct"] for c in line["clients"]) for line in (first, last)]
+    assert correct[1] > correct[0]
+
+
+def test_a_text_run_is_a_function_of_its_seed(federation, reviews):
+    settings = {**TEXT, "data": reviews, "models": "text4"}
+    one, other = (federation.run(settings=settings).steady() for _ in range(2))
+    assert one == other
+
+
+def test_whole_models_for_text_can_be_averaged(federation, reviews):
+    run = federation.run(settings={**TEXT, "data": reviews, "models": "textcnn", "strategy": "fedavg"})
+    assert run.failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"models": "demo4"}, r"ConfigError: model 'cnn' is for pictures, but the data are text; set `models` to"),
+        (
+            {"models": "text4", "augment": "flip"},
+            r"ConfigError: `augment = flip` changes pictures, and data .* is text",
+        ),
+    ],
+)
+def test_what_is_for_pictures_is_refused_before_round_1(federation, reviews, settings, told):
+    with pytest.raises(FederationError, match=told):
+        federation.run(settings={**TEXT, "data": reviews, **settings})
+    assert federation.newest().of("round") == []
+
+
+def test_models_for_text_are_refused_on_pictures(federation):
+    with pytest.raises(FederationError, match=r"ConfigError: model 'textcnn' is for text, but the data are pictures"):
+        federation.run(settings={"models": "text4"})

@@ -1,0 +1,126 @@
+"""``isoproto data`` as it is typed, and its exit statuses."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from isoproto import cli
+from isoproto.data import INFOS, load_dataset, named
+from isoproto.data.contact_sheet import contact_sheet
+
+
+@pytest.fixture
+def isoproto(tmp_path, monkeypatch, capsys):
+    """Return a function that types a command and returns its exit status, output and error output."""
+    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    load_dataset.cache_clear()
+
+    def typed(*words):
+        monkeypatch.setattr(sys, "argv", ["isoproto", *words])
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(cli.main())
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return typed
+
+
+def write_pets(path):
+    """Four grey pictures of two classes and two domains, each of a shade of its own."""
+    x = np.repeat(np.array([10, 20, 30, 40], np.uint8), 36).reshape(4, 6, 6)
+    np.savez(
+        path,
+        train_x=x[:3],
+        train_y=np.array([0, 1, 0]),
+        train_domain=np.array([0, 0, 1]),
+        test_x=x[3:],
+        test_y=np.array([1]),
+        test_domain=np.array([1]),
+        classes=np.array(["cat", "dog"]),
+        domains=np.array(["photo", "sketch"]),
+    )
+
+
+def test_all_names_are_listed(isoproto):
+    status, out, _ = isoproto("data")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines() if line.strip()][2:] == list(INFOS)
+
+
+def test_a_set_is_described_counted_and_drawn(isoproto, tmp_path):
+    write_pets(tmp_path / "pacs.npz")
+    sheet = tmp_path / "new" / "pets.png"
+    status, out, _ = isoproto("data", "pacs", "--data-dir", str(tmp_path), "--sheet", str(sheet))
+    assert status == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["cat", "1", "0", "1", "0"] in lines
+    assert ["dog", "1", "0", "0", "1"] in lines
+    assert ["all", "2", "0", "1", "1"] in lines
+    assert f"found: {tmp_path / 'pacs.npz'}\n" in out
+    assert "pictures: 4, 6x6 grey\n" in out
+    assert out.endswith(f"samples: {sheet}\n")
+    with Image.open(sheet) as image:
+        assert {10, 20, 30, 40} <= {shade for _, shade in image.convert("L").getcolors()}
+
+
+def test_a_set_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(isoproto, tmp_path):
+    status, out, err = isoproto("data", "pacs", "--data-dir", str(tmp_path))
+    assert status == 1
+    assert (
+        f"looked for, in this order: {tmp_path / 'pacs.npz'}, {tmp_path / 'pacs64.npz'}, {tmp_path / 'pacs'}/\n" in out
+    )
+    assert "licence: " in out
+    assert "error: data 'pacs': found none of" in err
+    assert "`isoproto data pacs --download` fetches it" in err
+
+
+def test_your_own_file_is_shown_too(isoproto, tmp_path):
+    write_pets(tmp_path / "pets.npz")
+    status, out, _ = isoproto("data", "npz:pets.npz", "--data-dir", str(tmp_path))
+    assert (status, "looked for" in out) == (0, False)
+    assert f"samples: {tmp_path / 'home' / 'cache' / 'npz.png'}" in out
+
+
+def test_a_name_that_nobody_has_is_refused(isoproto):
+    status, _, err = isoproto("data", "pasc")
+    assert status == 1
+    assert "unknown data 'pasc'" in err
+
+
+def test_a_set_is_fetched_on_request_and_only_if_it_is_not_there(isoproto, tmp_path, monkeypatch):
+    fetched = []
+
+    def fetch(name, folder):
+        fetched.append(name)
+        write_pets(folder / f"{name}.npz")
+
+    monkeypatch.setattr(named, "fetch", fetch)
+    for _ in range(2):
+        assert isoproto("data", "pacs", "--download", "--data-dir", str(tmp_path))[0] == 0
+    assert fetched == ["pacs"]
+
+
+def test_a_damaged_set_is_not_fetched_over(isoproto, tmp_path, monkeypatch):
+    (tmp_path / "pacs.npz").write_bytes(b"half")
+    monkeypatch.setattr(named, "fetch", lambda *_: pytest.fail("fetched"))
+    status, _, err = isoproto("data", "pacs", "--download", "--data-dir", str(tmp_path))
+    assert status == 1
+    assert "not an npz file, or cut short" in err
+
+
+def test_a_sheet_that_cannot_be_written_is_an_error(isoproto, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = isoproto("data", "digits4", "--sheet", str(tmp_path / "file" / "x.png"))
+    assert status == 1
+    assert "cannot write" in err
+
+
+def test_a_sheet_has_a_row_for_some_of_many_classes(tmp_path):
+    x = np.zeros((100, 32, 32), np.uint8)
+    np.savez(tmp_path / "many.npz", train_x=x, train_y=np.arange(100), classes=np.arange(100).astype(str))
+    many = load_dataset("npz:many.npz", str(tmp_path))
+    few, all_ = (contact_sheet(many, classes=classes).height for classes in (10, 1000))
+    assert (all_ - 18) == 10 * (few - 18)

@@ -1,0 +1,199 @@
+"""Clients trained as one program against ``train``, client by client."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from client_app import cohort
+from client_app.cohort import PAYS, Member, pays, stackable, train_cohort
+from client_app.training import TERMS, Alignment, Anchoring, LocalSettings, train
+from isoproto.data import ClientData
+from isoproto.losses import LOSSES
+from isoproto.losses.hyper import Anchors
+from models import MODELS, FeatureModel, ModelSpec, create_model
+
+SPEC = ModelSpec(channels=1, height=16, width=20, feature_dim=12, num_classes=4)
+SETTINGS = LocalSettings(
+    epochs=2,
+    batch_size=5,
+    optimizer="sgd",
+    learning_rate=0.05,
+    momentum=0.9,
+    weight_decay=0.001,
+    proto_source="post-eval",
+)
+# Batches of 5, 4, 6 (5 and 1 together), 1 and 2 samples; one to five batches an epoch.
+SIZES = (10, 9, 16, 1, 25, 2, 7)
+# Every layer in ``LAYERS``; `cnn` has max-pools and paddings.
+NAMES = ("cnn", *PAYS)
+CPU = torch.device("cpu")
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def data(samples, seed):
+    labels = torch.randint(0, 4, (samples,), generator=generator(seed))
+    noise = torch.randint(0, 100, (samples, 1, 16, 20), generator=generator(seed + 1))
+    return ClientData((noise + 40 * labels.view(-1, 1, 1, 1)).to(torch.uint8), labels, noise[:0], labels[:0], "abcd")
+
+
+def alignment(loss, missing="mask"):
+    there = torch.tensor([True, True, False, True])
+    prototypes = torch.randn(4, 12, generator=generator(5))
+    target = LOSSES[loss].target(prototypes, there)
+    return Alignment(loss=LOSSES[loss], target=target, present=there, lambda_=0.5, gamma=0.7, missing=missing)
+
+
+def anchoring():
+    directions, means = torch.randn(2, 4, 12, generator=generator(6)).unbind()
+    present = torch.tensor([True, False, True, True])
+    return Anchoring(anchors=Anchors.of(directions, means, present, temperature=0.5), pcl=0.3, pal=0.2)
+
+
+def clients(name, sizes=SIZES):
+    return [(create_model(name, SPEC, seed), data(size, 10 * seed)) for seed, size in enumerate(sizes)]
+
+
+def members(found, aligned=None, anchored=None):
+    return [
+        Member(
+            parameters=dict(model.named_parameters()),
+            data=own,
+            alignment=aligned,
+            generator=generator(100 + i),
+            anchoring=anchored,
+        )
+        for i, (model, own) in enumerate(found)
+    ]
+
+
+def assert_as_one_by_one(name, aligned=None, anchored=None, sizes=SIZES, **changes):
+    settings = dataclasses.replace(SETTINGS, **changes)
+    found = clients(name, sizes)
+    shape = create_model(name, SPEC, seed=99)
+    together = train_cohort(shape, members(found, aligned, anchored), settings)
+    assert len(together) == len(found)
+    for i, ((model, own), got) in enumerate(zip(found, together, strict=True)):
+        start = {key: tensor.detach().clone() for key, tensor in model.named_parameters()}
+        losses, running = train(model, own, settings, aligned, generator(100 + i), anchored)
+        assert list(got.losses) == list(losses) == list(TERMS)
+        torch.testing.assert_close(got.losses, losses, rtol=1e-4, atol=1e-5)
+        assert got.parameters.keys() == model.state_dict().keys()  # no state besides: nothing else is to be compared
+        for key, tensor in model.named_parameters():
+            torch.testing.assert_close(got.parameters[key], tensor.detach(), rtol=1e-4, atol=2e-5)
+            assert len(own.train_y) < 3 or not torch.equal(start[key], got.parameters[key]), key
+        if running is None:
+            assert got.running is None
+        else:
+            torch.testing.assert_close(got.running.sums.total, running.sums.total, rtol=1e-4, atol=1e-4)
+            assert torch.equal(got.running.sums.count, running.sums.count)
+            torch.testing.assert_close(got.running.squares, running.squares, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_uneven_clients_become_what_they_become_alone(name):
+    assert_as_one_by_one(name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_by_every_optimiser(optimizer, momentum):
+    assert_as_one_by_one("mlp", optimizer=optimizer, momentum=momentum, learning_rate=0.002)
+
+
+@pytest.mark.parametrize(
+    ("loss", "missing"), [*((name, "mask") for name in LOSSES), ("mse", "self"), ("cosine", "self")]
+)
+def test_with_every_alignment(loss, missing):
+    assert_as_one_by_one("mlp", alignment(loss, missing))
+
+
+def test_with_anchors_and_alignment():
+    assert_as_one_by_one("tiny_cnn", alignment("gcsa"), anchoring())
+    assert_as_one_by_one("mlp", None, anchoring())
+
+
+@pytest.mark.parametrize("source", ["last-epoch", "all-epochs"])
+def test_running_statistics(source):
+    assert_as_one_by_one("mlp", proto_source=source)
+
+
+@pytest.mark.parametrize("name", PAYS)
+def test_one_client(name):
+    assert_as_one_by_one(name, sizes=(13,))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", NAMES)
+def test_who_trains_beside_whom_does_not_change_a_bit(name, optimizer, monkeypatch):
+    """Which clients share a worker is a matter of time, so a run is repeatable only if that changes nothing."""
+    settings, found, shape = (
+        dataclasses.replace(SETTINGS, optimizer=optimizer),
+        clients(name),
+        create_model(name, SPEC, 9),
+    )
+    together = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
+    for most in (1, 3):
+        monkeypatch.setattr(cohort, "TOGETHER", most)
+        apart = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
+        for one, other in zip(together, apart, strict=True):
+            assert one.losses == other.losses
+            assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
+
+
+def test_a_client_that_diverges_takes_nobody_along():
+    found = clients("mlp", (10, 10, 10))
+    with torch.no_grad():
+        found[1][0].head.weight.fill_(torch.inf)
+    first, broken, last = train_cohort(found[0][0], members(found), SETTINGS)
+    assert not all(bool(tensor.isfinite().all()) for tensor in broken.parameters.values())
+    alone = train_cohort(found[0][0], members(found)[:1], SETTINGS)[0]
+    assert first.losses == alone.losses
+    assert all(bool(tensor.isfinite().all()) for tensor in last.parameters.values())
+
+
+def test_members_are_only_read():
+    found = clients("tiny_cnn", (10, 7))
+    before = [{key: tensor.clone() for key, tensor in model.state_dict().items()} for model, _ in found]
+    train_cohort(found[0][0], members(found), SETTINGS)
+    for (model, _), tensors in zip(found, before, strict=True):
+        assert all(torch.equal(tensor, tensors[key]) for key, tensor in model.state_dict().items())
+
+
+# Who may
+
+
+@pytest.mark.parametrize("name", sorted(PAYS))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_whoever_is_in_the_table_can_be_stacked(name, channels):
+    assert stackable(create_model(name, dataclasses.replace(SPEC, channels=channels), seed=0))
+    assert name in MODELS
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "inception"])
+def test_batchnorm_cannot(name):
+    assert not stackable(create_model(name, SPEC, seed=0))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(1, 2, 3, padding="same"),
+        nn.Conv2d(1, 2, 3, padding_mode="circular"),
+        nn.Dropout(),
+    ],
+)
+def test_neither_can_layers_of_another_kind(layer):
+    assert not stackable(FeatureModel(nn.Sequential(layer, nn.Flatten()), 12, 4))
+
+
+def test_where_it_pays():
+    assert pays("mlp", 10, CPU)
+    assert not pays("mlp", 10, torch.device("cuda"))
+    assert not pays("mlp", 32, CPU)
+    assert not pays("cnn", 10, CPU)

@@ -1,0 +1,48 @@
+"""`make gpu-check` runs on a CPU too, small: that the script works is seen here, its figures on a GPU."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "check.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def results(script):
+    return script.check(script.SMALL, torch.device("cpu"))
+
+
+def test_everything_is_measured(results):
+    kinds = ["cross-entropy", "gcsa", "rcsa", "hpcl + hpal"]
+    assert list(results["seconds per epoch"]) == ["bare", *kinds]
+    assert all(value > 0 for value in results["seconds per epoch"].values())
+    assert list(results["step with an alignment"]) == kinds[1:]
+    assert results["cohort"] == {"measured": False}
+
+
+def test_memory_of_a_cpu_is_not_made_up(results):
+    assert results["memory"] == {"MiB after each round": [], "peak MiB": 0.0, "growth MiB": None}
+
+
+def test_the_table_names_each_figure(script, results):
+    told = script.table(results)
+    for name in ("bare", "with gcsa", "with rcsa", "with hpcl + hpal", "epoch over a bare loop", results["model"]):
+        assert name in told
+
+
+def test_the_bare_loop_trains(script):
+    size = script.SMALL
+    _, model = script.make_model(size, torch.device("cpu"), seed=0)
+    before = model.head.weight.detach().clone()
+    script.bare_epoch(model, script.make_data(size, torch.device("cpu")), size)
+    assert not torch.equal(model.head.weight, before)

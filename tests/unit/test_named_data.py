@@ -1,0 +1,435 @@
+"""Well-known sets by name: where they are found, what is said about them, and what is wrong with bad files."""
+
+import csv
+import errno
+import logging
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from isoproto.data import DATASETS, INFOS, load_dataset, named
+from isoproto.data.digits import DOMAINS
+from isoproto.data.folders import cache_folder, cached_array
+from isoproto.data.hugging_face import fetch_hugging_face
+from isoproto.data.info import HuggingFace
+from isoproto.errors import DataError
+
+KNOWN = [
+    (name, known)
+    for name, info in INFOS.items()
+    for known in info.files
+    if known.caveats and known.name.endswith(".npz")
+]
+
+
+@pytest.fixture(autouse=True)
+def _afresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "home"))
+    load_dataset.cache_clear()
+    named._warn_once.cache_clear()
+
+
+def write_arrays(path, samples=20, classes=10, side=1, channels=1, value=0):
+    """A file of arrays, all but two samples for training; all pictures of one shade."""
+    x = np.full((samples, side, side, channels), value, np.uint8)
+    y = np.arange(samples) % classes
+    names = np.array([str(label) for label in range(classes)])
+    np.savez(path, train_x=x[:-2], train_y=y[:-2], test_x=x[-2:], test_y=y[-2:], classes=names)
+
+
+def write_picture(path, shade=0, side=4):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side), (shade, shade, shade)).save(path)
+
+
+def shades(dataset):
+    return dataset.x[:, 0, 0, 0].tolist()
+
+
+def test_every_set_has_a_line_in_the_table():
+    assert INFOS.keys() == DATASETS.keys()
+
+
+@pytest.mark.parametrize(("name", "known"), KNOWN, ids=lambda value: getattr(value, "name", value))
+def test_what_a_known_file_differs_in_is_kept_and_logged_once(name, known, tmp_path, caplog):
+    write_arrays(tmp_path / known.name, known.samples)
+    for _ in range(2):
+        load_dataset.cache_clear()
+        notes = load_dataset(name, str(tmp_path)).notes
+    assert notes == tuple(f"{name} from {known.name}: {caveat}" for caveat in known.caveats)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == list(notes)
+
+
+@pytest.mark.parametrize(("name", "known"), KNOWN, ids=lambda value: getattr(value, "name", value))
+def test_a_file_of_that_name_with_other_samples_is_somebodys_own(name, known, tmp_path):
+    write_arrays(tmp_path / known.name, known.samples - 1)
+    assert load_dataset(name, str(tmp_path)).notes == ()
+
+
+def test_our_own_name_comes_before_others(tmp_path):
+    write_arrays(tmp_path / "pacs64.npz", value=1)
+    write_arrays(tmp_path / "pacs.npz", value=2)
+    assert shades(load_dataset("pacs", str(tmp_path)))[0] == 2
+
+
+def test_a_file_comes_before_a_folder(tmp_path):
+    write_arrays(tmp_path / "pacs64.npz", value=1)
+    write_picture(tmp_path / "pacs" / "photo" / "dog" / "a.png", 2)
+    assert shades(load_dataset("pacs", str(tmp_path)))[0] == 1
+
+
+@pytest.mark.parametrize("name", ["pacs", "office_caltech"])
+def test_a_folder_of_domains_is_brought_to_one_size_and_has_no_test_part(name, tmp_path):
+    write_picture(tmp_path / name / "photo" / "dog" / "a.png", 10, side=4)
+    write_picture(tmp_path / name / "sketch" / "cat" / "a.png", 20, side=9)
+    found = load_dataset(name, str(tmp_path))
+    assert found.x.shape == (2, 3, 64, 64)
+    assert (found.domains, found.classes, shades(found)) == (("photo", "sketch"), ("cat", "dog"), [10, 20])
+    assert found.notes == (f"{tmp_path / name} has no official test part: only `split = 'merged'` can be used",)
+
+
+def test_an_empty_class_folder_is_named(tmp_path):
+    write_picture(tmp_path / "pacs" / "photo" / "dog" / "a.png")
+    (tmp_path / "pacs" / "photo" / "cat").mkdir()
+    with pytest.raises(DataError, match=f"{tmp_path}/pacs/photo/cat: no picture in the folder of this class"):
+        load_dataset("pacs", str(tmp_path))
+
+
+def tiny_imagenet(root, annotations):
+    for wnid, shade in (("n01", 10), ("n02", 20)):
+        for i in range(2):
+            write_picture(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", shade, side=64)
+    for name in ("val_0", "val_1"):
+        write_picture(root / "val" / "images" / f"{name}.JPEG", 30, side=64)
+    write_picture(root / "test" / "images" / "test_0.JPEG", 40, side=64)
+    (root / "val" / "val_annotations.txt").write_text(annotations)
+
+
+@pytest.mark.parametrize("folder", ["tiny_imagenet", "tiny-imagenet-200"])
+def test_tiny_imagenets_validation_pictures_have_the_classes_of_the_list(folder, tmp_path):
+    tiny_imagenet(tmp_path / folder, "val_0.JPEG\tn02\t0\t0\t62\t62\nval_1.JPEG\tn01\t0\t0\t62\t62\n")
+    found = load_dataset("tiny_imagenet", str(tmp_path))
+    assert found.classes == ("n01", "n02")
+    assert shades(found) == [10, 10, 20, 20, 30, 30]
+    assert found.y.tolist() == [0, 0, 1, 1, 1, 0]
+    assert found.test.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("val_9.JPEG\tn01", r"val_annotations\.txt, line 1: there is no picture .*val_9\.JPEG"),
+        ("val_0.JPEG\tn03", r"val_annotations\.txt: classes without training pictures in .*train: \['n03'\]"),
+    ],
+)
+def test_a_list_of_tiny_imagenet_that_does_not_fit_is_refused(line, text, tmp_path):
+    tiny_imagenet(tmp_path / "tiny_imagenet", line + "\n")
+    with pytest.raises(DataError, match=text):
+        load_dataset("tiny_imagenet", str(tmp_path))
+
+
+def domainnet(root):
+    write_picture(root / "clipart" / "dog" / "a.jpg", 10)
+    write_picture(root / "clipart" / "cat" / "b.jpg", 20)
+    write_picture(root / "sketch" / "dog" / "c.jpg", 30)
+    (root / "clipart_train.txt").write_text("clipart/dog/a.jpg 1\n")
+    (root / "clipart_test.txt").write_text("clipart/cat/b.jpg 0\n")
+    (root / "sketch_train.txt").write_text("sketch/dog/c.jpg 1\n")
+
+
+def test_domainnets_lists_say_what_is_for_testing(tmp_path):
+    domainnet(tmp_path / "domainnet")
+    found = load_dataset("domainnet", str(tmp_path))
+    assert (found.classes, found.domains) == (("cat", "dog"), ("clipart", "sketch"))
+    assert shades(found) == [10, 30, 20]
+    assert (found.y.tolist(), found.domain.tolist()) == ([1, 1, 0], [0, 1, 0])
+    assert found.test.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("line", ["clipart/dog/absent.jpg 1", "a.jpg 1", "nonsense"])
+def test_a_line_of_domainnet_that_does_not_fit_is_named(line, tmp_path):
+    domainnet(tmp_path / "domainnet")
+    (tmp_path / "domainnet" / "clipart_test.txt").write_text(f"clipart/cat/b.jpg 0\n{line}\n")
+    with pytest.raises(DataError, match=r"clipart_test\.txt, line 2: wanted DOMAIN/CLASS/NAME NUMBER"):
+        load_dataset("domainnet", str(tmp_path))
+
+
+def ham10000(root, columns=("image_id", "lesion_id", "dx"), lesions=40):
+    rows = [(f"p{i}", f"lesion{i // 2}", ("nv", "mel")[i % 2]) for i in range(2 * lesions)]
+    root.mkdir(parents=True)
+    with (root / "HAM10000_metadata.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
+    for i, (name, _, _) in enumerate(rows):
+        write_picture(root / f"HAM10000_images_part_{1 + i % 2}" / f"{name}.jpg", side=8)
+    return rows
+
+
+def test_no_lesion_of_ham10000_is_on_both_sides(tmp_path):
+    ham10000(tmp_path / "ham10000")
+    found = load_dataset("ham10000", str(tmp_path))
+    assert (found.classes, found.x.shape) == (("mel", "nv"), (80, 3, 64, 64))
+    assert found.y.tolist() == [1, 0] * 40
+    assert torch.equal(found.test[::2], found.test[1::2])
+    assert 4 <= found.test.sum() <= 32
+
+
+def test_a_table_of_ham10000_that_does_not_fit_is_refused(tmp_path):
+    ham10000(tmp_path / "a" / "ham10000", columns=("image_id", "lesion", "dx"))
+    with pytest.raises(DataError, match=r"metadata\.csv: must be a table with the columns image_id, lesion_id, dx"):
+        load_dataset("ham10000", str(tmp_path / "a"))
+    ham10000(tmp_path / "b" / "ham10000")
+    (tmp_path / "b" / "ham10000" / "HAM10000_images_part_1" / "p2.jpg").unlink()
+    with pytest.raises(DataError, match=r"metadata\.csv: there is no p2\.jpg under"):
+        load_dataset("ham10000", str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("name", ["tiny_imagenet", "domainnet", "ham10000"])
+def test_without_its_list_a_folder_is_read_as_any_other(name, tmp_path):
+    write_picture(tmp_path / name / "train" / "dog" / "a.png", 10)
+    write_picture(tmp_path / name / "test" / "cat" / "a.png", 20)
+    found = load_dataset(name, str(tmp_path))
+    assert (found.y.tolist(), found.test.tolist()) == ([0, 1], [True, False])
+
+
+def digits(folder):
+    for value, file in enumerate(["mnist", "usps", "digits_mnistm_like", "digits_syn_like"]):
+        channels = 1 if value < 2 else 3
+        write_arrays(
+            folder / f"{file}.npz", samples=20 + value, side=16 + 16 * (value == 3), channels=channels, value=value
+        )
+
+
+def test_digits_are_four_domains_of_one_size(tmp_path):
+    digits(tmp_path)
+    found = load_dataset("digits", str(tmp_path))
+    assert found.x.shape == (20 + 21 + 22 + 23, 3, 32, 32)
+    assert found.domains == DOMAINS == ("mnist", "usps", "svhn", "syn")
+    assert torch.equal(found.x[:, 2, 31, 31].long(), found.domain)  # the shade that each was written in
+    assert torch.bincount(found.domain).tolist() == [20, 21, 22, 23]
+    assert torch.bincount(found.domain[found.test]).tolist() == [2, 2, 2, 2]
+    assert [note.split(":")[0] for note in found.notes] == [
+        "svhn of digits is replaced by digits_mnistm_like.npz",
+        "syn of digits is replaced by digits_syn_like.npz",
+    ]
+
+
+def test_a_domain_of_digits_itself_comes_before_what_stands_in_for_it(tmp_path):
+    digits(tmp_path)
+    write_arrays(tmp_path / "svhn.npz", side=32, channels=3, value=200)
+    found = load_dataset("digits", str(tmp_path))
+    assert (found.x[found.domain == 2] == 200).all()
+    assert len(found.notes) == 1
+
+
+def test_a_changed_domain_of_digits_is_read_anew(tmp_path):
+    digits(tmp_path)
+    load_dataset("digits", str(tmp_path))
+    write_arrays(tmp_path / "mnist.npz", side=16, value=99)
+    load_dataset.cache_clear()
+    assert shades(load_dataset("digits", str(tmp_path)))[0] == 99
+
+
+@pytest.mark.parametrize(
+    ("absent", "text"),
+    [
+        ("usps.npz", r"data 'digits': found none of usps as .*usps\.npz, .*usps\.bz2.*`data-dir`"),
+        ("digits_syn_like.npz", r"data 'digits': found none of syn as .*syn\.npz, .*syn/, .*digits_syn_like\.npz"),
+    ],
+)
+def test_a_missing_domain_of_digits_is_named(absent, text, tmp_path):
+    digits(tmp_path)
+    (tmp_path / absent).unlink()
+    with pytest.raises(DataError, match=text):
+        load_dataset("digits", str(tmp_path))
+
+
+def test_a_domain_of_digits_has_ten_classes(tmp_path):
+    digits(tmp_path)
+    write_arrays(tmp_path / "usps.npz", classes=9)
+    with pytest.raises(DataError, match=r"usps\.npz: must have the ten digits as classes, got \('0', .*'8'\)"):
+        load_dataset("digits", str(tmp_path))
+
+
+def test_digits_take_no_argument():
+    with pytest.raises(DataError, match="'digits' takes no argument, got 'x'"):
+        load_dataset("digits:x")
+
+
+def sun397(folder):
+    root = folder / "SUN397"
+    for name, shade in (("abbey", 10), ("zoo", 20)):
+        write_picture(root / name[0] / name / "sun_a.jpg", shade)
+    (root / "ClassName.txt").write_text("/a/abbey\n/z/zoo\n")
+
+
+def test_torchvisions_picture_files_are_brought_to_one_size(tmp_path):
+    sun397(tmp_path)
+    found = load_dataset("sun397", str(tmp_path))
+    assert (found.x.shape, shades(found), found.y.tolist()) == ((2, 3, 64, 64), [10, 20], [0, 1])
+    assert found.classes == ("abbey", "zoo")
+
+
+def test_torchvisions_files_are_decoded_once(tmp_path, monkeypatch):
+    sun397(tmp_path)
+    first = load_dataset("sun397", str(tmp_path))
+    monkeypatch.delattr(torchvision.datasets, "SUN397")
+    load_dataset.cache_clear()
+    assert torch.equal(load_dataset("sun397", str(tmp_path)).x, first.x)
+
+
+def test_damaged_files_of_torchvision_are_named(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"half of it")
+    with pytest.raises(
+        DataError, match=f"{folder / 'data_batch_1'} and others .* read as torchvision.datasets.CIFAR10"
+    ):
+        load_dataset("cifar10", str(tmp_path))
+    assert not list(cache_folder().glob("*.npy"))
+
+
+def test_fetch_asks_torchvision_for_both_parts(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torchvision.datasets, "MNIST", lambda **how: asked.append(how))
+    named.fetch("mnist", tmp_path)
+    assert asked == [{"root": str(tmp_path), "download": True, "train": train} for train in (True, False)]
+
+
+def test_what_nobody_has_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"'office_caltech' cannot be fetched: .*unpack the folders"):
+        named.fetch("office_caltech", tmp_path)
+    with pytest.raises(DataError, match=r"'pacs' cannot be fetched: flwrlabs/pacs .* pip install 'isoproto\[data\]'"):
+        named.fetch("pacs", tmp_path)
+
+
+class Part:
+    """As much of a split of Hugging Face as we use."""
+
+    def __init__(self, columns, features):
+        self.columns, self.features = columns, features
+
+    def __getitem__(self, column):
+        return self.columns[column]
+
+    def __len__(self):
+        return len(self.columns["label"])
+
+    def cast_column(self, column, feature):
+        assert (column, feature) == ("image", "Image(decode=False)")
+        return self
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A library `datasets` with one set of two splits, of which one picture is large."""
+    files = []
+    for i, side in enumerate((4, 4, 9)):
+        write_picture(tmp_path / f"{i}.png", 10 * i, side)
+        files.append({"bytes": (tmp_path / f"{i}.png").read_bytes(), "path": None})
+    features = {"label": SimpleNamespace(names=["cat", "dog"]), "domain": SimpleNamespace()}
+    train = Part({"image": files[:2], "label": [1, 0], "domain": ["sketch", "photo"]}, features)
+    test = Part({"image": files[2:], "label": [1], "domain": ["photo"]}, features)
+    module = ModuleType("datasets")
+    module.load_dataset = lambda *path: {"train": train, "test": test} if path == ("us/pets",) else {}
+    module.Image = lambda decode: f"Image({decode=})"
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_set_of_hugging_face_becomes_a_file_of_ours(tmp_path):
+    fetch_hugging_face(HuggingFace("us/pets", domain="domain"), tmp_path / "pets.npz", side=4)
+    found = load_dataset("npz:pets.npz", str(tmp_path))
+    assert (found.classes, found.domains) == (("cat", "dog"), ("photo", "sketch"))
+    assert (found.x.shape, shades(found)) == ((3, 3, 4, 4), [0, 10, 20])
+    assert (found.y.tolist(), found.domain.tolist()) == ([1, 0, 1], [1, 0, 0])
+    assert found.test.tolist() == [False, False, True]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_set_of_hugging_face_that_cannot_be_had_leaves_nothing(tmp_path):
+    with pytest.raises(DataError, match=r"us/cats of Hugging Face cannot be had .*'train'"):
+        fetch_hugging_face(HuggingFace("us/cats"), tmp_path / "pets.npz")
+    assert not list(tmp_path.glob("pets*"))
+
+
+def test_arrays_are_mapped_from_the_cache(tmp_path):
+    write_arrays(tmp_path / "mnist.npz", value=7)
+    load_dataset("mnist", str(tmp_path))
+    (entry,) = cache_folder().glob("*.npy")
+    np.save(entry, np.load(entry) + 1)
+    load_dataset.cache_clear()
+    assert shades(load_dataset("mnist", str(tmp_path)))[0] == 8
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.99])
+def test_a_file_cut_short_leaves_nothing_in_the_cache(keep, tmp_path):
+    write_arrays(tmp_path / "mnist.npz", samples=500, side=8)
+    content = (tmp_path / "mnist.npz").read_bytes()
+    (tmp_path / "mnist.npz").write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(DataError, match=r"mnist\.npz: not an npz file, or cut short"):
+        load_dataset("mnist", str(tmp_path))
+    assert not list(cache_folder().glob("*.npy"))
+
+
+def test_a_changed_byte_inside_a_file_is_found(tmp_path):
+    write_arrays(tmp_path / "mnist.npz", samples=500, side=8, value=5)
+    content = bytearray((tmp_path / "mnist.npz").read_bytes())
+    content[5000] ^= 255
+    (tmp_path / "mnist.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"mnist\.npz: array `train_x` cannot be read .*CRC"):
+        load_dataset("mnist", str(tmp_path))
+    assert not list(cache_folder().glob("*.npy"))
+
+
+def test_what_a_killed_writer_left_is_cleared_away():
+    cache_folder().mkdir(parents=True)
+    for name in ("a.123.tmp", "b.123.tmp"):
+        (cache_folder() / name).write_bytes(b"half")
+    cached_array("a", lambda: np.zeros(3))
+    assert sorted(path.name for path in cache_folder().iterdir()) == ["a.lock", "a.npy", "b.123.tmp"]
+
+
+def test_of_several_workers_one_decodes_and_all_read():
+    calls, together = [], threading.Barrier(4)
+
+    def make():
+        calls.append(1)
+        time.sleep(0.05)
+        return np.arange(1000)
+
+    def work(_):
+        together.wait()
+        return int(cached_array("race", make)[-1])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [999] * 4
+    assert calls == [1]
+
+
+def test_where_there_are_no_locks_entries_are_still_made_whole(monkeypatch):
+    def refuse(*_args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert cached_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert isinstance(cached_array("a", list), np.memmap)
+
+
+def test_what_cannot_be_made_leaves_nothing():
+    def fail():
+        raise DataError("half a picture")
+
+    with pytest.raises(DataError, match="half a picture"):
+        cached_array("a", fail)
+    assert [path.name for path in cache_folder().iterdir()] == ["a.lock"]

@@ -1,0 +1,429 @@
+"""A device's configuration, a user's own code, a device's classes, and what `isoproto status` reads."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from isoproto.cli import app
+from isoproto.data import ImageDataset, load_dataset, with_classes
+from isoproto.errors import ConfigError, DataError
+from isoproto.node import NodeConfig
+from isoproto.own_code import own_callable
+from isoproto.status import newest_run, run_status
+from models import ModelSpec, create_model
+
+ROOT = Path(__file__).parents[2]
+SPEC = ModelSpec(channels=1, height=12, width=12, feature_dim=16, num_classes=3)
+
+OWN = """
+import torch
+from torch import nn
+
+
+def narrow(spec):
+    return nn.Sequential(nn.Conv2d(spec.channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+
+
+def wide(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.height * spec.width, 48))
+
+
+def exact(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(spec.height * spec.width, spec.feature_dim))
+
+
+def misfit(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(7, 16))
+
+
+def scores(spec):
+    return nn.Sequential(nn.Flatten(0), nn.Linear(288, 3))
+
+
+def frozen(spec):
+    return exact(spec).requires_grad_(False)
+
+
+class Detached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(144, 16)
+
+    def forward(self, x):
+        with torch.no_grad():
+            return self.layer(x.flatten(1))
+
+
+def detached(spec):
+    return Detached()
+
+
+def broken(spec):
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), Log())
+
+
+class Log(nn.Module):
+    def forward(self, x):
+        return (x * 0 - 1).log()
+
+
+def number(spec):
+    return 3
+
+
+def fails(spec):
+    raise OSError("no weights here")
+
+
+constant = 5
+
+
+def data():
+    pictures = torch.zeros(6, 8, 8, dtype=torch.uint8).numpy()
+    return {"train_x": pictures, "train_y": [0, 1, 0, 1, 0, 1], "classes": ["cat", "dog"]}
+
+
+def no_data():
+    return 3
+
+
+def half_data():
+    return {"train_x": data()["train_x"]}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+# Own models
+
+
+@pytest.mark.parametrize(("name", "linear"), [("narrow", True), ("wide", False), ("exact", False)])
+def test_an_own_model_of_any_width_fits_the_federation(own, name, linear):
+    model = create_model(f"{own}:{name}", SPEC, seed=3)
+    assert any("widen.weight" in key for key, _ in model.named_parameters()) == linear
+    features = model.features(torch.rand(5, 1, 12, 12))
+    assert features.shape == (5, 16)
+    features.sum().backward()
+    assert all(p.grad is not None for p in model.base.parameters())
+
+
+def test_an_own_model_is_a_function_of_the_seed_and_untouched_by_its_trial(own):
+    first, second, other = (create_model(f"{own}:narrow", SPEC, seed=s).state_dict() for s in (1, 1, 2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+    assert int(first["base.extractor.1.num_batches_tracked"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("misfit", r"fails on pictures \(2, 1, 12, 12\): RuntimeError: mat1 and mat2"),
+        ("scores", r"must map pictures \(2, 1, 12, 12\) to features \[2, L\], got \(3,\)"),
+        ("frozen", r"has no weights that can be trained"),
+        ("detached", r"no gradient reaches its weights"),
+        ("broken", r"features that are not finite"),
+        ("number", r"must return a torch.nn.Module, got int"),
+        ("fails", r"cannot be built for .*OSError: no weights here"),
+        ("constant", r"has no function 'constant'; it has \['narrow', 'wide'"),
+        ("missing", r"has no function 'missing'"),
+    ],
+)
+def test_an_own_model_that_cannot_be_used_is_told_why(own, name, reason):
+    with pytest.raises(ConfigError, match=reason):
+        create_model(f"{own}:{name}", SPEC, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere_at_all:net", r"No module named 'nowhere_at_all'; install it for .*, or name a file"),
+        ("nowhere.py:net", r"there is no file .*nowhere\.py"),
+        ("math:", r"names no function; write `module:callable`"),
+        (":net", r"names no function"),
+    ],
+)
+def test_a_name_of_nothing_is_told_of(name, reason):
+    with pytest.raises(ConfigError, match=reason):
+        own_callable(name, "model")
+
+
+def test_a_file_that_fails_is_not_half_imported(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text("def net(spec): return 1\n1 / 0\n")
+    with pytest.raises(ConfigError, match=r"cannot be imported: ZeroDivisionError"):
+        own_callable(f"{file}:net", "model")
+    file.write_text("def net(spec): return 1\n")
+    assert own_callable(f"{file}:net", "model")(None) == 1
+
+
+# Own data and classes
+
+
+def test_own_data_come_as_arrays(own):
+    dataset = load_dataset("module:own.py:data", str(own.parent))
+    assert (tuple(dataset.x.shape), dataset.classes) == ((6, 1, 8, 8), ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_data", r"must return an ImageDataset or a mapping .*got int"),
+        ("half_data", r"array `train_y` is missing"),
+        ("number", r"failed: TypeError"),
+    ],
+)
+def test_own_data_that_cannot_be_used_are_told_of(own, name, reason):
+    with pytest.raises(DataError, match=reason):
+        load_dataset(f"module:own.py:{name}", str(own.parent))
+
+
+def pets() -> ImageDataset:
+    x = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 1, 4, 4)
+    test = torch.tensor([False, False, False, False, True])
+    return ImageDataset(x, torch.tensor([0, 1, 2, 1, 2]), test, ("ant", "bee", "cow"), source="pets")
+
+
+def test_classes_are_numbered_as_in_the_federation():
+    found = with_classes(pets(), ("cow", "dog", "bee", "ant"))
+    assert found.y.tolist() == [3, 2, 0, 2, 0]
+    assert found.classes == ("cow", "dog", "bee", "ant")
+
+
+def test_samples_of_other_classes_are_refused_or_left_out():
+    with pytest.raises(
+        DataError, match=r"pets: 2 of 5 samples are of classes .*\{'cow': 2\}.*Did you mean \{'cow': 'cows'"
+    ):
+        with_classes(pets(), ("bee", "ant", "cows"))
+    left = with_classes(pets(), ("bee", "ant"), outside="drop")
+    assert (left.y.tolist(), left.x[:, 0, 0, 0].tolist()) == ([1, 0, 0], [0, 1, 3])
+    assert not left.test.any()
+    with pytest.raises(DataError, match="are none of the federation's"):
+        with_classes(pets(), ("dog", "fox"), outside="drop")
+
+
+# The configuration
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("ca.pem", "ward-3.key"):
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+GOOD = {"superlink": "link:8000", "root-certificates": "ca.pem", "private-key": "ward-3.key", "data": "npz:x.npz"}
+
+
+def test_paths_start_from_the_configuration(folder, monkeypatch):
+    monkeypatch.chdir("/")
+    text = [f"{key} = '{value}'" for key, value in GOOD.items()]
+    text += ["model = 'own.py:net'", "state-dir = 'state'", "classes = ['a', 'b']", "may-send = ['gradients', 'head']"]
+    (folder / "node.toml").write_text("\n".join(text))
+    config = NodeConfig.read(folder / "node.toml")
+    assert config.for_client() == {
+        "name": "ward-3",
+        "data": "npz:x.npz",
+        "data-dir": str(folder),
+        "classes": "a,b",
+        "model": f"{folder}/own.py:net",
+        "device": "auto",
+        "state-dir": f"{folder}/state/models",
+        "threads": 1,
+        "min-class-samples": 5,
+        "may-send": "gradients,head",
+        "outside-classes": "refuse",
+    }
+    words = config.command()
+    assert words[words.index("--auth-supernode-private-key") + 1] == str(folder / "ward-3.key")
+    assert "--insecure" not in words
+
+
+def test_flower_accepts_the_command_and_reads_the_same_configuration(folder):
+    """Flower's own parser, on the command line and on the file that `start` writes."""
+    from flwr.common.config import parse_config_args
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+
+    from isoproto.run_folder import to_toml
+
+    config = NodeConfig.from_mapping({**GOOD, "name": 'it\'s "odd"', "state-dir": "s", "health-port": 9100}, folder)
+    arguments = _parse_args_run_supernode().parse_args(config.command()[1:])
+    assert (arguments.superlink, arguments.port, arguments.insecure) == ("link:8000", 9094, False)
+    assert arguments.health_server_address == "127.0.0.1:9100"
+    Path(arguments.node_config).parent.mkdir()
+    Path(arguments.node_config).write_text(to_toml(config.for_client()))
+    assert parse_config_args([arguments.node_config]) == config.for_client()
+
+
+def test_all_that_is_wrong_is_told_at_once(folder):
+    wrong = {"superlink": "link", "private-key": "no.key", "threads": 0, "treads": 1, "may-send": ["weights"]}
+    with pytest.raises(ConfigError) as told:
+        NodeConfig.from_mapping(wrong, folder)
+    lines = str(told.value).splitlines()
+    assert lines[0] == "7 problems in the node configuration:"
+    for part in ("`treads`", "`threads` must be >= 1", "'link' is not an address", "`root-certificates` is missing"):
+        assert part in str(told.value)
+    assert "no.key" in str(told.value)
+    assert "`data` is missing" in str(told.value)
+    assert "`may-send` must be of 'gradients', 'head', 'base', got ['weights']" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"insecure": True}, "`insecure` excludes `root-certificates`"),
+        ({"partition-id": 3, "num-partitions": 3}, "`partition-id` 3 must be below `num-partitions`, 3"),
+        ({"batch-size": 1}, "`batch-size` must be 0 or >= 2"),
+        ({"classes": ["a", "a"]}, "`classes` must be different names"),
+        ({"outside-classes": "ignore"}, "`outside-classes` must be one of 'refuse', 'drop'"),
+        ({"trusted-entities": "keys.yaml"}, r"there is no file .*keys\.yaml"),
+        ({"memory-mb": -1}, "`memory-mb` must be >= 0"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(folder, change, reason):
+    with pytest.raises(ConfigError, match=reason):
+        NodeConfig.from_mapping({**GOOD, **change}, folder)
+
+
+def test_a_file_that_is_no_toml_is_told_of(tmp_path):
+    (tmp_path / "node.toml").write_text("superlink = ")
+    with pytest.raises(ConfigError, match=r"cannot read .*node\.toml: Invalid value"):
+        NodeConfig.read(tmp_path / "node.toml")
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml"):
+        NodeConfig.read(tmp_path / "none.toml")
+
+
+# What a node needs
+
+
+def test_a_nodes_requirements_are_ours_without_what_only_others_need():
+    lines = (ROOT / "deploy/node-requirements.txt").read_text().splitlines()
+    node = {r.name: r.specifier for r in map(Requirement, (line for line in lines if line and line[0] != "#"))}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ours = {r.name: r.specifier for r in map(Requirement, project)}
+    assert {name: spec for name, spec in ours.items() if name not in ("matplotlib", "torchvision")} == node
+
+
+def test_a_node_runs_without_ray_torchvision_and_matplotlib():
+    code = """
+import sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "torchvision", "matplotlib"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Gone())
+import client_app.app, client_app.doctor, isoproto.cli, isoproto.node
+from client_app.app import Client, _skeleton
+client = Client.of({"models": "cnn"}, {"data": "digits4", "name": "n", "model": "resnet"}, 0)
+assert _skeleton(client.architecture, client.spec, client.device)[0].width == 128
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# isoproto status
+
+
+def run_folder(root: Path, *, summary: bool = False) -> Path:
+    folder = root / "20260101-000000-fedsaf-aa"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('strategy = "fedsaf"\nrounds = 9\n')
+    (folder / "experiment").write_text("aa\n")
+    shares = [
+        {"client": n, "model": m, "train": [3], "test": [1], "domain": ""} for n, m in (("a", "cnn"), ("b", "resnet"))
+    ]
+    (folder / "partition.json").write_text(json.dumps({"classes": ["x"], "partitions": 2, "clients": shares}))
+    common = {"loss": {}, "scatter": 0.0, "samples": 3, "seconds": 1.0, "bytes": {"up": 1, "down": 1, "up_rows": 1}}
+    accuracy = {"before": 0.25, "after": 0.5}
+    lines = [
+        {
+            "kind": "client",
+            "round": 1,
+            "client": "a",
+            "model": "cnn",
+            "accuracy": accuracy,
+            "correct": 1,
+            "total": 2,
+            **common,
+        },
+        {"kind": "failure", "round": 1, "client": "b", "reason": "no answer"},
+        {"kind": "failure", "round": 2, "client": "b", "reason": "its node went away"},
+        {"kind": "failure", "round": 2, "client": "node 77", "reason": "other classes"},
+    ]
+    lines.append(
+        {
+            "kind": "client",
+            "round": 2,
+            "client": "late",
+            "model": "cnn4",
+            "accuracy": accuracy,
+            "correct": 1,
+            "total": 2,
+            **common,
+        }
+    )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "log.txt").write_text("first\nround 2 of 9\n")
+    return folder
+
+
+def test_status_tells_models_last_round_and_failures(tmp_path):
+    folder = run_folder(tmp_path)
+    nodes = [
+        {"name": "a", "node-id": "5", "status": "online"},
+        {"name": "b", "node-id": "6", "status": "offline"},
+        {"name": "", "node-id": "8", "status": "online"},
+    ]
+    now = run_status(newest_run(tmp_path), nodes)
+    assert (now.run, now.state, now.rounds, now.said) == (folder.name, "running", 9, "round 2 of 9")
+    found = {one.client: one for one in now.clients}
+    assert list(found) == ["a", "b", "node 77", "late"]
+    assert (found["a"].model, found["a"].online, found["a"].last_round, found["a"].accuracy) == ("cnn", True, 1, 0.5)
+    assert (found["b"].model, found["b"].online, found["b"].last_round, found["b"].failures) == (
+        "resnet",
+        False,
+        None,
+        2,
+    )
+    assert found["b"].last_failure == "round 2: its node went away"
+    assert (found["late"].model, found["late"].last_round) == ("cnn4", 2)
+    assert now.strangers == ["8"]
+
+
+def test_status_waits_before_there_are_clients(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "partition.json").unlink()
+    (folder / "metrics.jsonl").unlink()
+    (folder / "log.txt").write_text("waiting for nodes: 1 of 3 are there\n")
+    now = run_status(folder)
+    assert (now.state, now.round, now.clients) == ("waiting", 0, [])
+    assert now.said == "waiting for nodes: 1 of 3 are there"
+
+
+def test_the_command_shows_it(tmp_path):
+    run_folder(tmp_path)
+    shown = CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "running, round 0 of 9" in shown.output
+    told = CliRunner().invoke(app, ["status", "--json", "--output-dir", str(tmp_path)])
+    assert json.loads(told.output)["clients"][0]["client"] == "a"
+    with pytest.raises(ConfigError, match="there is no run in"):
+        newest_run(tmp_path / "none")
+
+
+def test_own_data_arrays_may_be_numpy_of_any_integer(tmp_path):
+    (tmp_path / "more.py").write_text(
+        "import numpy as np\ndef data(): return {'train_x': np.zeros((4, 8, 8), np.uint8), "
+        "'train_y': np.array([0, 0, 1, 1], np.uint8), 'classes': np.array(['a', 'b'])}\n"
+    )
+    assert load_dataset("module:more.py:data", str(tmp_path)).y.dtype == torch.int64
