@@ -45,7 +45,7 @@ smoke: setup ## one real flwr run with Ray: 4 nodes, 2 rounds
 e2e: setup ## the longer real runs: kills and resume, 200 nodes, processes
 	$(BIN)/pytest -q -m e2e tests/e2e
 
-bench: setup ## speed ratios and bytes -> benchmarks/results
+bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.md
 	$(BIN)/python benchmarks/speed/round_overhead.py
 	$(BIN)/python benchmarks/speed/server_step.py
 	$(BIN)/python benchmarks/speed/aggregate.py
@@ -54,6 +54,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/alignment_step.py
 	$(BIN)/python benchmarks/speed/wire.py
 	$(BIN)/python benchmarks/speed/startup.py
+	$(BIN)/python benchmarks/speed/table.py
 
 gpu-check: ## local training on this machine's GPU, with its own PyTorch and NumPy; installs nothing
 	$(PYTHON) benchmarks/gpu/check.py
