@@ -48,7 +48,7 @@ e2e: setup ## the longer real runs: kills and resume, 200 nodes, processes
 compose-test: setup ## the shipped compose file on a running Docker engine: built, trained with, broken, mended
 	$(BIN)/pytest -x -m compose tests/compose
 
-bench: setup ## speed ratios and bytes -> benchmarks/results
+bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.md
 	$(BIN)/python benchmarks/speed/round_overhead.py
 	$(BIN)/python benchmarks/speed/server_step.py
 	$(BIN)/python benchmarks/speed/aggregate.py
@@ -57,6 +57,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/alignment_step.py
 	$(BIN)/python benchmarks/speed/wire.py
 	$(BIN)/python benchmarks/speed/startup.py
+	$(BIN)/python benchmarks/speed/table.py
 
 gpu-check: ## local training on this machine's GPU, with its own PyTorch and NumPy; installs nothing
 	$(PYTHON) benchmarks/gpu/check.py
