@@ -111,7 +111,8 @@ class RunConfig:
         epochs: Local epochs E per round, >= 1.
         batch_size: Mini-batch size B, >= 2: BatchNorm cannot train on one sample.
         augment: Random changes of training pictures, drawn for each sample anew: ``flip``; ``crop_flip``, which shifts
-            by up to four pixels too; AutoAugment's policy for CIFAR-10. Prototypes of ``post-eval`` and tests see none.
+            by up to four pixels too, or ``crop_flip_batch``, alike for a whole batch as in FedHPro's published code;
+            AutoAugment's policy for CIFAR-10. Prototypes of ``post-eval`` and tests see none.
         optimizer: Local optimiser, created anew every round.
         learning_rate: Its step size, >= 0; 0 leaves the models as they are.
         momentum: Momentum of SGD, in [0, 1).
@@ -221,7 +222,7 @@ class RunConfig:
     init: str = _one_of("per-client", "per-client", "per-architecture")
     epochs: int = _number(1, 1)
     batch_size: int = _number(32, 2)
-    augment: str = _one_of("none", "none", "flip", "crop_flip", "autoaugment")
+    augment: str = _one_of("none", "none", "flip", "crop_flip", "crop_flip_batch", "autoaugment")
     optimizer: str = _one_of("sgd", "sgd", "adam", "adamw")
     learning_rate: float = _number(0.02, 0)
     momentum: float = _number(0.9, 0, 0.999)

@@ -59,6 +59,21 @@ def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     return flip(shifted, generator)
 
 
+def crop_flip_batch(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Shift and mirror all pictures of a batch alike, as FedHPro's published code does; else ``crop_flip``.
+
+    Args:
+        x: Pictures, shape ``[B, channels, H, W]``.
+        generator: On the CPU.
+
+    Example:
+        >>> x = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8).expand(5, 1, 8, 8)
+        >>> len(crop_flip_batch(x, torch.Generator().manual_seed(0)).unique(dim=0))
+        1
+    """
+    return crop_flip(x.flatten(0, 1).unsqueeze(0), generator).view(x.shape)
+
+
 def autoaugment(x: Tensor, generator: torch.Generator) -> Tensor:
     """Give each picture one of the 25 pairs of operations of AutoAugment's policy for CIFAR-10, drawn at random.
 
@@ -109,5 +124,6 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "none": keep,
     "flip": flip,
     "crop_flip": crop_flip,
+    "crop_flip_batch": crop_flip_batch,
     "autoaugment": autoaugment,
 }

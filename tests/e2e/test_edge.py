@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.processes import (
@@ -128,4 +129,8 @@ def _last(folder: Path, client: str) -> dict[str, int]:
 
 
 def _at_work(pid: int) -> bool:
-    return any("flwr-clientapp" in " ".join(process.cmdline()) for process in family(pid))
+    for process in family(pid):
+        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+            if "flwr-clientapp" in " ".join(process.cmdline()):
+                return True
+    return False

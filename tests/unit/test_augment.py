@@ -73,6 +73,14 @@ def test_crop_takes_a_window_of_its_own_for_each_picture():
     assert found.any(1).sum() > 130  # of 162; 1 - (161/162)^500 of them, 155, are expected
 
 
+def test_a_batch_is_cropped_and_mirrored_as_one():
+    x = pictures(50)
+    for seed in range(5):
+        changed = AUGMENTATIONS["crop_flip_batch"](x, seeded(seed))
+        # Each picture alone, by the draw of the whole batch.
+        assert torch.equal(changed, torch.cat([AUGMENTATIONS["crop_flip_batch"](one[None], seeded(seed)) for one in x]))
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_autoaugment_is_torchvisions_picture_by_picture(channels):
     x = pictures(400, channels)
