@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import server_app.app
 from isoproto import cli
 from isoproto.data import INFOS, load_dataset, named
 from isoproto.data.contact_sheet import contact_sheet
@@ -82,6 +83,34 @@ def test_your_own_file_is_shown_too(isoproto, tmp_path):
     status, out, _ = isoproto("data", "npz:pets.npz", "--data-dir", str(tmp_path))
     assert (status, "looked for" in out) == (0, False)
     assert f"samples: {tmp_path / 'home' / 'cache' / 'npz.png'}" in out
+
+
+def test_a_path_may_start_from_where_the_command_is_typed(isoproto, tmp_path, monkeypatch):
+    write_pets(tmp_path / "pets.npz")
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = isoproto("data", "npz:pets.npz")
+    assert (status, f"found: {tmp_path / 'pets.npz'}" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "meant"),
+    [
+        ("npz:pets", "npz:HERE/pets"),
+        ("imagefolder:pets@64", "imagefolder:HERE/pets@64"),
+        ("module:own.py:pets", "module:HERE/own.py:pets"),
+        ("module:pets:own", "module:pets:own"),  # a module, whatever lies here
+        ("csv:elsewhere.csv", "csv:elsewhere.csv"),
+        ("amazon:pets", "amazon:pets"),  # no path, whatever lies here
+    ],
+)
+def test_a_run_takes_paths_from_where_it_is_typed(isoproto, tmp_path, monkeypatch, data, meant):
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "own.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    monkeypatch.setattr(server_app.app, "run_federation", lambda grid, values: runs.append(values["data"]))
+    assert isoproto("run", "-c", f"data='{data}'")[0] == 0
+    assert runs == [meant.replace("HERE", str(tmp_path))]
 
 
 def test_a_name_that_nobody_has_is_refused(isoproto):
