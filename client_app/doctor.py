@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 import torch
 
-from client_app.app import Client, choose_device
-from client_app.training import LocalSettings, train
+from client_app.app import Client, choose_device, local_settings
+from client_app.training import train
 from isoproto.data import class_counts
 from isoproto.errors import DataError, IsoprotoError
 from isoproto.fingerprint import package_folder
@@ -327,13 +327,13 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
     config = client.config
     size = min(config.batch_size, len(client.data.train_y))
     batch = dataclasses.replace(client.data, train_x=client.data.train_x[:size], train_y=client.data.train_y[:size])
-    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(LocalSettings)}
+    settings = local_settings(client)
     try:
         with _limited(memory_mb):
             model = create_model(client.architecture, client.spec, seed=0).to(client.device)
-            train(model, batch, LocalSettings(**fields), None, torch_generator(0, "doctor"))  # what is slow only once
+            train(model, batch, settings, None, torch_generator(0, "doctor"))  # what is slow only once
             started = time.perf_counter()
-            losses, _ = train(model, batch, LocalSettings(**fields), None, torch_generator(0, "doctor"))
+            losses, _ = train(model, batch, settings, None, torch_generator(0, "doctor"))
             seconds = time.perf_counter() - started
     except IsoprotoError as err:
         return None, Finding("training", "failed", str(err), "mend `model`, or choose one of `isoproto models`")
@@ -373,7 +373,7 @@ def _memory(config: NodeConfig) -> Finding:
     except (OSError, StopIteration, ValueError, IndexError):
         return Finding("memory", "ok", text, details=details)
     text += f"; {free} MiB are free"
-    if free + taken < taken + _SUPERNODE_MIB:  # this process is about to give its own back
+    if free < _SUPERNODE_MIB:  # a process of the node finds what this one is about to give back
         advice = "end other programs, choose a smaller `model` or `batch-size`, or add swap"
         return Finding("memory", "failed", text, advice, {**details, "free_mib": free})
     limit = f"; at most {config.memory_mb} each" if config.memory_mb else ""
