@@ -28,7 +28,7 @@ from isoproto.errors import DataError, IsoprotoError
 from isoproto.fingerprint import package_folder
 from isoproto.node import NodeConfig
 from isoproto.seeding import torch_generator
-from models import FeatureModel, create_model
+from models import FeatureModel, TextSpec, create_model
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -85,6 +85,8 @@ def examine(config: NodeConfig, feature_dim: int = 128) -> Iterator[Finding]:
     model: FeatureModel | None = None
     if client is None or data.state == "failed":
         yield _skipped("training", "there are no data")
+    elif not config.model and isinstance(client.spec, TextSpec):  # only pictures have models that are there by default
+        yield _skipped("training", "the run's models are not known here; name a `model` to try it")
     else:
         model, training = _training(client, config.memory_mb)
         yield training
