@@ -119,7 +119,11 @@ def is_here(name: str, folder: Path) -> bool:
     info = INFOS[name]
     names = [known.name for known in info.files] + list(info.folders)
     patterns = info.torchvision.files if info.torchvision else ()
-    return any((folder / path).exists() for path in names) or any(any(folder.glob(p)) for p in patterns)
+    return (
+        any((folder / path).exists() for path in names)
+        or any(any(folder.glob(pattern)) for pattern in patterns)
+        or any(is_here(part, folder) for part in info.parts)
+    )
 
 
 def places(name: str, folder: Path) -> Iterator[Place]:

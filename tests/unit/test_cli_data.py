@@ -132,6 +132,12 @@ def test_a_set_is_fetched_on_request_and_only_if_it_is_not_there(isoproto, tmp_p
     assert fetched == ["pacs"]
 
 
+def test_a_set_of_parts_is_here_if_a_part_is(isoproto, tmp_path):
+    write_pets(tmp_path / "usps.npz")
+    status, _, err = isoproto("data", "digits", "--download", "--data-dir", str(tmp_path))
+    assert (status, "found none of mnist as" in err, "cannot be fetched" in err) == (1, True, False)
+
+
 def test_a_damaged_set_is_not_fetched_over(isoproto, tmp_path, monkeypatch):
     (tmp_path / "pacs.npz").write_bytes(b"half")
     monkeypatch.setattr(named, "fetch", lambda *_: pytest.fail("fetched"))
