@@ -659,7 +659,7 @@ def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, f
     return train(
         model,
         client.data,
-        _local_settings(client),
+        local_settings(client),
         _alignment(view, client.device),
         _batch_order(client, view),
         _anchoring(view, client),
@@ -674,10 +674,11 @@ def _job(client: Client, model: FeatureModel, view: View) -> Job:
         generator=_batch_order(client, view),
         anchoring=_anchoring(view, client),
     )
-    return Job(model, member, _local_settings(client))
+    return Job(model, member, local_settings(client))
 
 
-def _local_settings(client: Client) -> LocalSettings:
+def local_settings(client: Client) -> LocalSettings:
+    """Return what its local training is told of the run's settings and its own."""
     return LocalSettings(**{f.name: getattr(client.config, f.name) for f in dataclasses.fields(LocalSettings)})
 
 

@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 import torch
 
-from client_app.app import Client, choose_device
-from client_app.training import LocalSettings, train
+from client_app.app import Client, choose_device, local_settings
+from client_app.training import train
 from isoproto.data import class_counts
 from isoproto.errors import DataError, IsoprotoError
 from isoproto.fingerprint import package_folder
 from isoproto.node import NodeConfig
 from isoproto.seeding import torch_generator
-from models import FeatureModel, create_model
+from models import FeatureModel, TextSpec, create_model
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -85,6 +85,8 @@ def examine(config: NodeConfig, feature_dim: int = 128) -> Iterator[Finding]:
     model: FeatureModel | None = None
     if client is None or data.state == "failed":
         yield _skipped("training", "there are no data")
+    elif not config.model and isinstance(client.spec, TextSpec):  # only pictures have models that are there by default
+        yield _skipped("training", "the run's models are not known here; name a `model` to try it")
     else:
         model, training = _training(client, config.memory_mb)
         yield training
@@ -327,13 +329,13 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
     config = client.config
     size = min(config.batch_size, len(client.data.train_y))
     batch = dataclasses.replace(client.data, train_x=client.data.train_x[:size], train_y=client.data.train_y[:size])
-    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(LocalSettings)}
+    settings = local_settings(client)
     try:
         with _limited(memory_mb):
             model = create_model(client.architecture, client.spec, seed=0).to(client.device)
-            train(model, batch, LocalSettings(**fields), None, torch_generator(0, "doctor"))  # what is slow only once
+            train(model, batch, settings, None, torch_generator(0, "doctor"))  # what is slow only once
             started = time.perf_counter()
-            losses, _ = train(model, batch, LocalSettings(**fields), None, torch_generator(0, "doctor"))
+            losses, _ = train(model, batch, settings, None, torch_generator(0, "doctor"))
             seconds = time.perf_counter() - started
     except IsoprotoError as err:
         return None, Finding("training", "failed", str(err), "mend `model`, or choose one of `isoproto models`")
@@ -373,7 +375,7 @@ def _memory(config: NodeConfig) -> Finding:
     except (OSError, StopIteration, ValueError, IndexError):
         return Finding("memory", "ok", text, details=details)
     text += f"; {free} MiB are free"
-    if free + taken < taken + _SUPERNODE_MIB:  # this process is about to give its own back
+    if free < _SUPERNODE_MIB:  # a process of the node finds what this one is about to give back
         advice = "end other programs, choose a smaller `model` or `batch-size`, or add swap"
         return Finding("memory", "failed", text, advice, {**details, "free_mib": free})
     limit = f"; at most {config.memory_mb} each" if config.memory_mb else ""

@@ -153,11 +153,8 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
     values.setdefault("output-dir", str((output_dir or paths.output_dir()).absolute()))
     values.setdefault("state-dir", str(paths.state_dir().absolute()))
     values.setdefault("data-dir", str((paths.home() / "data").absolute()))
-    kind, _, path = str(values.get("data", "")).partition(":")
-    if path and Path(path).exists():  # seen from where the command was typed
-        values["data"] = f"{kind}:{Path(path).absolute()}"
-    if kind == "module":
-        values["data"] = f"{kind}:{absolute(path, Path())}"
+    if "data" in values:
+        values["data"] = cli_data.from_here(str(values["data"]))
     if is_own(models := str(values.get("models", ""))):
         values["models"] = ",".join(absolute(name.strip(), Path()) for name in models.split(","))
     clients = int(values.get("clients", 0)) or clients

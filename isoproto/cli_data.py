@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +17,22 @@ if TYPE_CHECKING:
     from isoproto.data import Dataset
 
 _WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
+# What may follow the path in the name of a data set that has one; of others, what follows the colon is no path.
+_AFTER_PATH = {"npz": "$", "csv": "$", "jsonl": "$", "imagefolder": r"@[1-9]\d*$", "module": r"(?<=\.py):\w+$"}
 
 app = typer.Typer()
+
+
+def from_here(data: str) -> str:
+    """Return a data set's name with its path made absolute, if that is one from where the command was typed.
+
+    Example:
+        >>> from_here("npz:nowhere.npz"), from_here("amazon:books")
+        ('npz:nowhere.npz', 'amazon:books')
+    """
+    kind, _, where = data.partition(":")
+    path = re.sub(_AFTER_PATH[kind], "", where) if kind in _AFTER_PATH else ""
+    return f"{kind}:{Path(where).absolute()}" if path and Path(path).exists() else data
 
 
 @app.command()
@@ -48,6 +63,7 @@ def data(
     if not name:
         console.print(_names())
         return
+    name = from_here(name)
     kind = name.partition(":")[0]
     lookup(DATASETS, "data", kind)
     info, folder = INFOS[kind], data_folder(str(data_dir or "")).absolute()

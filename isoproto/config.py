@@ -89,7 +89,8 @@ class RunConfig:
         seed: Seed of models, cohorts and batches. The partition has its own.
         resume: Run folder (or its name under the output folder) of an interrupted run to go on with.
         init_from: Experiment id whose client models (under the same state folder) are the starting point.
-        data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE``, ``jsonl:FILE``.
+        data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE``, ``jsonl:FILE``,
+            ``module:FILE.py:callable``.
         data_dir: Folder with data files; absolute.
         classes: Names of the federation's classes, separated by commas: clients number theirs by them, and may lack
             some; empty: the data set's own.

@@ -35,7 +35,8 @@ class NodeConfig:
         insecure: Neither TLS nor a key: for trials on one machine.
         trusted_entities: Flower's YAML file of keys; only apps that one of them signed are run. Empty: any app.
         name: The client's name in the federation; by default that of the key's file.
-        data: The device's data: ``imagefolder:FOLDER``, ``npz:FILE``, ``module:FILE.py:callable``, or a known name.
+        data: The device's data: a known name, ``imagefolder:FOLDER``, ``npz:FILE``, ``csv:FILE``, ``jsonl:FILE`` or
+            ``module:FILE.py:callable``.
         data_dir: What relative paths of data start from; by default the configuration's folder.
         partition_id: Instead of own data: number of its share of the run's data, which lie here too.
         num_partitions: How many shares there are.

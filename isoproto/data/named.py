@@ -119,7 +119,11 @@ def is_here(name: str, folder: Path) -> bool:
     info = INFOS[name]
     names = [known.name for known in info.files] + list(info.folders)
     patterns = info.torchvision.files if info.torchvision else ()
-    return any((folder / path).exists() for path in names) or any(any(folder.glob(p)) for p in patterns)
+    return (
+        any((folder / path).exists() for path in names)
+        or any(any(folder.glob(pattern)) for pattern in patterns)
+        or any(is_here(part, folder) for part in info.parts)
+    )
 
 
 def places(name: str, folder: Path) -> Iterator[Place]:
@@ -128,7 +132,7 @@ def places(name: str, folder: Path) -> Iterator[Place]:
     for known in info.files:
         path = folder / known.name
         if path.is_file():
-            yield npz_place(path, _notes(name, known, path))
+            yield npz_place(path, notes_on(name, known, path))
     for tree in info.folders:
         root = folder / tree
         if root.is_dir():
@@ -137,6 +141,13 @@ def places(name: str, folder: Path) -> Iterator[Place]:
     if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
         read = functools.partial(read_torchvision, name, info.torchvision, folder, info.side)
         yield Place(files, info.caveats, read)
+
+
+def notes_on(name: str, known: KnownFile, path: Path, count: Callable[[Path], int] = count_samples) -> tuple[str, ...]:
+    """Return the caveats of a file, none if ``count`` says that it is somebody's own of the same name."""
+    if not known.caveats or (known.samples and count(path) != known.samples):
+        return ()
+    return tuple(f"{name} from {path.name}: {caveat}" for caveat in known.caveats)
 
 
 def npz_place(path: Path, notes: tuple[str, ...]) -> Place:
@@ -167,12 +178,6 @@ def fetch(name: str, folder: Path) -> None:
             return
     reasons = "; ".join(failures) or f"it is nowhere to be had from; {how_to_get(name)}"
     raise DataError(f"data '{name}' cannot be fetched: {reasons}")
-
-
-def _notes(name: str, known: KnownFile, path: Path) -> tuple[str, ...]:
-    if not known.caveats or (known.samples and count_samples(path) != known.samples):
-        return ()
-    return tuple(f"{name} from {path.name}: {caveat}" for caveat in known.caveats)
 
 
 def _read_tree(name: str, root: Path, side: int) -> ImageDataset:

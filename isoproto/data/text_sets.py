@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isoproto.data.base import TextDataset
 from isoproto.data.info import INFOS
-from isoproto.data.named import looked_for, missing, with_notes
+from isoproto.data.named import looked_for, missing, notes_on, with_notes
 from isoproto.data.rows import Texts, read_texts
 from isoproto.data.shakespeare import windows
 from isoproto.data.text import text_dataset
@@ -59,9 +59,7 @@ def _load(name: str, folder: Path, read: Callable[[Path], TextDataset]) -> TextD
     for known in INFOS[name].files:
         path = folder / known.name
         if path.is_file():
-            caveats = known.caveats if known.samples in (0, _count(path)) else ()
-            notes = tuple(f"{name} from {path.name}: {caveat}" for caveat in caveats)
-            return with_notes(read(path), notes)
+            return with_notes(read(path), notes_on(name, known, path, _count))
     raise missing(name, looked_for(name, folder))
 
 

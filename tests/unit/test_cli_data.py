@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import server_app.app
 from isoproto import cli
 from isoproto.data import INFOS, load_dataset, named
 from isoproto.data.contact_sheet import contact_sheet
@@ -84,6 +85,34 @@ def test_your_own_file_is_shown_too(isoproto, tmp_path):
     assert f"samples: {tmp_path / 'home' / 'cache' / 'npz.png'}" in out
 
 
+def test_a_path_may_start_from_where_the_command_is_typed(isoproto, tmp_path, monkeypatch):
+    write_pets(tmp_path / "pets.npz")
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = isoproto("data", "npz:pets.npz")
+    assert (status, f"found: {tmp_path / 'pets.npz'}" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "meant"),
+    [
+        ("npz:pets", "npz:HERE/pets"),
+        ("imagefolder:pets@64", "imagefolder:HERE/pets@64"),
+        ("module:own.py:pets", "module:HERE/own.py:pets"),
+        ("module:pets:own", "module:pets:own"),  # a module, whatever lies here
+        ("csv:elsewhere.csv", "csv:elsewhere.csv"),
+        ("amazon:pets", "amazon:pets"),  # no path, whatever lies here
+    ],
+)
+def test_a_run_takes_paths_from_where_it_is_typed(isoproto, tmp_path, monkeypatch, data, meant):
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "own.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    monkeypatch.setattr(server_app.app, "run_federation", lambda grid, values: runs.append(values["data"]))
+    assert isoproto("run", "-c", f"data='{data}'")[0] == 0
+    assert runs == [meant.replace("HERE", str(tmp_path))]
+
+
 def test_a_name_that_nobody_has_is_refused(isoproto):
     status, _, err = isoproto("data", "pasc")
     assert status == 1
@@ -101,6 +130,12 @@ def test_a_set_is_fetched_on_request_and_only_if_it_is_not_there(isoproto, tmp_p
     for _ in range(2):
         assert isoproto("data", "pacs", "--download", "--data-dir", str(tmp_path))[0] == 0
     assert fetched == ["pacs"]
+
+
+def test_a_set_of_parts_is_here_if_a_part_is(isoproto, tmp_path):
+    write_pets(tmp_path / "usps.npz")
+    status, _, err = isoproto("data", "digits", "--download", "--data-dir", str(tmp_path))
+    assert (status, "found none of mnist as" in err, "cannot be fetched" in err) == (1, True, False)
 
 
 def test_a_damaged_set_is_not_fetched_over(isoproto, tmp_path, monkeypatch):

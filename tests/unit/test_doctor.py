@@ -1,4 +1,4 @@
-"""The doctor's look at a clock and a link, against a server of our own."""
+"""The doctor's look at a clock and a link, against a server of our own, and at texts."""
 
 import http.server
 import threading
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.doctor import _clock, _key, _link, _name
+from client_app.doctor import _clock, _key, _link, _name, examine
 from isoproto.node import NodeConfig
 
 
@@ -77,3 +77,13 @@ def test_a_key_is_looked_at_before_it_is_shown(tmp_path):
     assert (found.state, found.advice) == ("failed", f"chmod 600 {key}")
     key.write_text("no key")
     assert "is no private key" in _key(config, reached=True).text
+
+
+def test_a_model_that_only_the_run_names_is_not_held_against_a_node_with_texts(tmp_path):
+    rows = [f'{{"text": "{word} day", "label": "{word}"}}' for word in ("good", "bad")]
+    (tmp_path / "reviews.jsonl").write_text("\n".join(rows * 20))
+    values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "jsonl:reviews.jsonl", "state-dir": "state"}
+    found = {one.check: one for one in examine(NodeConfig.from_mapping(values, tmp_path))}
+    assert (found["data"].state, found["training"].state) == ("ok", "skipped")
+    found = {one.check: one for one in examine(NodeConfig.from_mapping({**values, "model": "fasttext"}, tmp_path))}
+    assert (found["training"].state, "fasttext, " in found["training"].text) == ("ok", True)
