@@ -88,9 +88,9 @@ class RunConfig:
         join_round: The first round they may train in; 0: never.
         seed: Seed of models, cohorts and batches. The partition has its own.
         resume: Run folder (or its name under the output folder) of an interrupted run to go on with.
-        scale: ``small`` makes a paper's setting one for two cores: smaller models of the same kinds, at most five rounds of
-            one epoch, some thousand samples, stand-ins for data sets that few have; the log and ``summary.json`` name
-            each. ``paper``: everything is as it is set.
+        scale: ``small`` makes a paper's setting one for two cores: smaller models of the same kinds, at most five
+            rounds of one epoch, some thousand samples, stand-ins for data sets that few have; log and
+            ``summary.json`` name each. ``paper``: everything is as it is set.
         init_from: Experiment id whose client models (under the same state folder) are the starting point.
         data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE``, ``jsonl:FILE``.
         data_dir: Folder with data files; absolute.

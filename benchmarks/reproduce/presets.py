@@ -69,7 +69,9 @@ def _row(name: str, cell: dict[str, Any] | None) -> str:
     if cell is None:
         return f"| `{name}` | not run | | | |"
     kib = (cell["bytes"]["up"] + cell["bytes"]["down"]) / 1024
-    replaced = "; ".join(text.removeprefix("scale = small: ").replace(" is replaced by ", " → ") for text in cell["replaced"])
+    replaced = "; ".join(
+        text.removeprefix("scale = small: ").replace(" is replaced by ", " → ") for text in cell["replaced"]
+    )
     return f"| `{name}` | {cell['seconds']:.0f} | {100 * cell['accuracy']['mean']:.1f} | {kib:,.0f} | {replaced} |"
 
 

@@ -114,9 +114,9 @@ def split_clients(
 
 def _kind(dataset: Dataset) -> Indices:
     """Number the samples' combinations of class, domain and official part."""
-    label, domains = _numpy(dataset.y), _domains(dataset)
-    kind = label if domains is None else label + len(dataset.classes) * domains
-    return 2 * kind + _numpy(dataset.test)
+    parts: Indices = _numpy(2 * dataset.y + dataset.test)
+    domains = _domains(dataset)
+    return parts if domains is None else parts + 2 * len(dataset.classes) * domains
 
 
 def _only(dataset: Dataset, kept: Indices) -> Dataset:
