@@ -22,14 +22,15 @@ RESULTS = ROOT / "benchmarks" / "results" / "presets.json"
 TABLE = ROOT / "docs" / "presets.md"
 COMMAND = "python benchmarks/reproduce/presets.py --data-dir DIR"
 CLIENTS = 20  # of presets that do not say
+# What presets that are methods leave to the user.
+GIVEN = {f"fedhpro/{name}.toml": {"models": "cnn"} for name in ("paper", "released_code")}
 
 
 def presets() -> dict[str, dict[str, Any]]:
     """Return the settings of every preset by its place under conf/, for one round at small scale."""
     files = sorted(CONF.rglob("*.toml"))
-    return {
-        str(path.relative_to(CONF)): {**read_overrides([str(path)]), "scale": "small", "rounds": 1} for path in files
-    }
+    found = {str(path.relative_to(CONF)): read_overrides([str(path)]) for path in files}
+    return {name: {**read, **GIVEN.get(name, {}), "scale": "small", "rounds": 1} for name, read in found.items()}
 
 
 def run_missing(data_dir: Path) -> None:
@@ -61,7 +62,11 @@ def table() -> str:
     seconds = sum(done[name]["seconds"] for name in wanted if name in done)
     absent = sum(name not in done for name in wanted)
     state = f"{len(wanted) - absent} of {len(wanted)} presets, {seconds / 60:.0f} minutes in all."
-    lines = [INTRODUCTION.format(command=COMMAND, state=state), "| preset | seconds | accuracy, % | KiB | replaced |"]
+    lines = [
+        INTRODUCTION.format(command=COMMAND, state=state).rstrip(),
+        "",
+        "| preset | seconds | accuracy, % | KiB | replaced |",
+    ]
     return "\n".join([*lines, "| --- | ---: | ---: | ---: | --- |", *rows]) + "\n"
 
 
@@ -76,6 +81,36 @@ def _row(name: str, cell: dict[str, Any] | None) -> str:
 
 
 INTRODUCTION = """# Presets
+
+`conf/fedsaf/` and `conf/fedhpro/` have a file for each column of the papers' tables: data, partition, clients, models
+and training, as far as the papers tell; what they do not tell is said on top of each file, with the command. The
+method comes on the command line:
+
+```sh
+isoproto run -c conf/fedsaf/cifar10_dir0.1_htfe9.toml -c "strategy='fedsaf' alignment='rcsa' lambda=5 gamma=30"
+isoproto run -c conf/fedsaf/cifar10_dir0.1_htfe9.toml -c "strategy='isoproto'"
+isoproto run -c conf/fedhpro/digits.toml -c "strategy='fedavg'"
+flwr run . --stream -c conf/fedsaf/pacs.toml --federation-config "num-supernodes=4 client-resources-num-cpus=1"
+```
+
+`clients` in a preset is the paper's number; `num-supernodes` may be smaller (nodes then stand for several clients
+each), not larger. FedHPro's presets average whole models, as the paper's tables do for all methods, those of HtFE
+groups the classifier: `share='none'` leaves that out. `conf/fedhpro/paper.toml` and `released_code.toml` are methods,
+not columns.
+
+## At small scale
+
+`-c "scale='small'"`, after the preset, makes a run of minutes on two cores of it: stand-ins for data sets that few
+have, smaller models of the same kinds, each below two million parameters, one epoch, at most five rounds, and 2,000
+samples or 20 a client (all of them where clients are users or draw fractions of a domain). What was replaced by what
+stands in the log and in `replaced` of `summary.json`; what a data set takes for a part that is not there (SVHN and SYN
+of `digits`, say) is in `data_notes`, as always. Such figures say that a setting runs, and nothing about the paper's.
+
+The table: each preset at small scale for *one* round, seed 0, with the method in the file (`fedsaf`'s own weights),
+in one process that shares two cores with other work. Accuracy is the mean over the clients after that round, near
+guessing in most of them; KiB what a client sends and receives in the round. {state} It is made by `{command}`, which
+goes on where it stopped; DIR is a folder of data files ([data.md](data.md)).
+
 """
 
 
