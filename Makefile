@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit smoke e2e bench bench-scale gpu-check results fab clean
+.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale gpu-check results fab clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,7 +45,10 @@ smoke: setup ## one real flwr run with Ray: 4 nodes, 2 rounds
 e2e: setup ## the longer real runs: kills and resume, 200 nodes, processes
 	$(BIN)/pytest -q -m e2e tests/e2e
 
-bench: setup ## speed ratios and bytes -> benchmarks/results
+compose-test: setup ## the shipped compose file on a running Docker engine: built, trained with, broken, mended
+	$(BIN)/pytest -x -m compose tests/compose
+
+bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.md
 	$(BIN)/python benchmarks/speed/round_overhead.py
 	$(BIN)/python benchmarks/speed/server_step.py
 	$(BIN)/python benchmarks/speed/aggregate.py
@@ -54,6 +57,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results
 	$(BIN)/python benchmarks/speed/alignment_step.py
 	$(BIN)/python benchmarks/speed/wire.py
 	$(BIN)/python benchmarks/speed/startup.py
+	$(BIN)/python benchmarks/speed/table.py
 
 gpu-check: ## local training on this machine's GPU, with its own PyTorch and NumPy; installs nothing
 	$(PYTHON) benchmarks/gpu/check.py

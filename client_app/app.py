@@ -452,7 +452,7 @@ def in_cohort(client: Client) -> bool:
     """Whether the client trains by ``train_cohort``, with others where there are some."""
     config = client.config
     return (
-        config.cohort == "auto"
+        config.cohort == "on"
         and config.augment == "none"
         and not client.spec.head
         and pays(client.architecture, config.batch_size, client.device)

@@ -61,10 +61,18 @@ def resume(
     engine: EngineOption = "in-process",
     cpus_per_client: Annotated[int, typer.Option(min=1)] = 1,
     output_dir: OutputOption = None,
+    connection: Annotated[
+        str, typer.Option(metavar="NAME", help="Go on at the SuperLink of this entry of Flower's config.toml.")
+    ] = "",
 ) -> None:
     """Go on with an interrupted run, bit for bit as if it had not been."""
     from isoproto.run_folder import find_run
 
+    if connection:  # the run's folder is on the server's host, which looks for it
+        from isoproto.deployment import run_at
+
+        run_at(connection, {"resume": run_name})
+        return
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
     _start({"resume": str(folder)}, clients or _clients(folder), engine, cpus_per_client, output_dir)
 

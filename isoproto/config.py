@@ -122,7 +122,7 @@ class RunConfig:
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Its L2 penalty, >= 0.
         device: ``auto`` takes a GPU where there is one.
-        cohort: Whether clients of an architecture for which it pays are trained as one program (``auto``; models and
+        cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models and
             batches in ``client_app.cohort``, with linear heads and without augmentation), or all one by one (``off``).
             Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
@@ -234,7 +234,7 @@ class RunConfig:
     momentum: float = _number(0.9, 0, 0.999)
     weight_decay: float = _number(0.0, 0)
     device: str = AUTO
-    cohort: str = _one_of(AUTO, AUTO, "off")
+    cohort: str = _one_of("on", "on", "off")
 
     evaluate_every: int = _number(0, 0)
     clients: int = _number(0, 0)

@@ -88,10 +88,10 @@ partition is the same in all). All methods of a seed share partition, initial we
 to `local` are paired. `final` is the last round; `best round` is chosen on test data and therefore optimistic.
 Under `fedavg` a client's model is the average that the server has just sent, not yet trained on its own data.
 
-What it says: `local` is hard to beat here. By domain RCSA ends 0.85 +- 0.20 above it, in all three seeds; GCSA gains as much
-on average with a spread that is larger, and the coordinate methods (FedProto, MSE, cosine) end a little below it. Under Dirichlet
-0.1 RCSA is ahead by as much as its spread, no other alignment is, and GCSA loses four points in one seed. Averaging whole models
-gains less than its spread by domain and destroys label-skewed clients.
+What it says: `local` is hard to beat here. By domain RCSA ends 0.85 +- 0.20 above it, in all three seeds; GCSA gains as
+much on average with a spread that is larger, and the coordinate methods (FedProto, MSE, cosine) end a little below it.
+Under Dirichlet 0.1 RCSA is ahead by as much as its spread, no other alignment is, and GCSA loses four points in one
+seed. Averaging whole models gains less than its spread by domain and destroys label-skewed clients.
 
 The papers have no digits4 and no number to put beside these; they are a check of the whole system at small scale, not a
 reproduction of a table.

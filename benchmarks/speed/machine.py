@@ -43,8 +43,10 @@ def machine() -> dict[str, Any]:
 
 
 def write_results(name: str, results: dict[str, Any]) -> Path:
-    """Write ``benchmarks/results/<name>.json``."""
+    """Write ``benchmarks/results/<name>.json``, with the commit and the machine that figures belong to."""
+    from server_app.app import git_commit
+
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**results, "machine": machine()}, indent=1) + "\n")
+    path.write_text(json.dumps({**results, "git_commit": git_commit(), "machine": machine()}, indent=1) + "\n")
     return path

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from isoproto import paths
 from isoproto.data.info import HuggingFace
@@ -104,6 +103,8 @@ def _not_had(place: HuggingFace, err: Exception) -> DataError:
 def _bytes(content: bytes | None, path: str | None, side: int) -> bytes:
     data = content if content is not None else Path(path or "").read_bytes()
     if side:
+        from PIL import Image  # not every machine that trains decodes pictures
+
         with Image.open(io.BytesIO(data)) as image:
             if image.size != (side, side):
                 buffer = io.BytesIO()

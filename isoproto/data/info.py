@@ -102,6 +102,11 @@ INFOS: dict[str, DatasetInfo] = {
         licence="your own",
         how_to_get="write it with numpy.savez as docs/data.md says",
     ),
+    "module": DatasetInfo(
+        what="module:NAME:FUNCTION or module:FILE.py:FUNCTION, what your own function returns",
+        licence="your own",
+        how_to_get="write a function as docs/edge.md says",
+    ),
     "imagefolder": DatasetInfo(
         what="imagefolder:FOLDER, your own pictures as [train|test/][domain/]class/name.png",
         licence="your own",

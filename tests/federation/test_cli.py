@@ -119,3 +119,10 @@ def test_resume_of_a_run_that_never_met_its_clients_asks_how_many(isoproto, fede
     assert "stopped before its clients were known; say how many with --clients" in err
     assert isoproto("resume", broken.path.name, "--clients", "4")[0] == 0
     assert broken.summary["clients"]["total"] == 4
+
+
+def test_resume_at_a_deployment_leaves_the_search_for_the_run_to_its_server(isoproto, monkeypatch):
+    asked = []
+    monkeypatch.setattr("isoproto.deployment.run_at", lambda *words: asked.append(words))
+    assert isoproto("resume", "4f2a", "--connection", "lab")[0] == 0
+    assert asked == [("lab", {"resume": "4f2a"})]

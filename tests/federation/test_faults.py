@@ -353,7 +353,7 @@ NODE = {
     "bool": ({"partition-id": True}, r"`partition-id` must be a whole number below .*got partition-id = True"),
     "batch": ({"batch-size": "x"}, r"1 problem in the node config: `batch-size` must be int, got 'x'"),
     "device": ({"device": "tpu"}, r"`device` 'tpu' is not on this machine, which has \["),
-    "model": ({"model": "resnte"}, r"unknown model 'resnte'; `model` must be one of 'cnn'.*did you mean 'resnet'"),
+    "model": ({"model": "resnte"}, r"unknown model 'resnte'; `model` must be one of .*'cnn'.*did you mean 'resnet'"),
     "data": ({"data": "npz:/none.npz"}, r"DataError: .*none\.npz"),
     "folder": ({"state-dir": "state"}, r"`state-dir` must be absolute, got 'state'"),
 }
