@@ -787,6 +787,7 @@ def _split(config: RunConfig, outside: str, partition: int | None, partitions: i
             classes_per_client=config.classes_per_client,
             min_samples=config.min_samples,
             imbalance=config.imbalance,
+            max_samples=config.max_samples,
         ),
         config.split,
         config.test_fraction,

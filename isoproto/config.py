@@ -88,6 +88,9 @@ class RunConfig:
         join_round: The first round they may train in; 0: never.
         seed: Seed of models, cohorts and batches. The partition has its own.
         resume: Run folder (or its name under the output folder) of an interrupted run to go on with.
+        scale: ``small`` makes a paper's setting one for two cores: smaller models of the same kinds, at most five
+            rounds of one epoch, some thousand samples, stand-ins for data sets that few have; log and
+            ``summary.json`` name each. ``paper``: everything is as it is set.
         init_from: Experiment id whose client models (under the same state folder) are the starting point.
         data: Data set: a name, or ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE``, ``jsonl:FILE``,
             ``module:FILE.py:callable``.
@@ -103,6 +106,8 @@ class RunConfig:
             ``official``: clients get their train data from the train part and test data from the test part.
         test_fraction: Share of a client's data that is its test part under ``split = merged``.
         imbalance: Long tail of the training part, >= 1: how many times rarer the last class is than the first; 1: none.
+        max_samples: Samples of the data set that are dealt out at most, drawn by class, domain and official part in
+            proportion; 0: all.
         models: A family's name, or model names separated by commas; dealt out by partition id.
         feature_dim: Feature width d that all models have in common.
         heads: Name in ``HEADS``: every client has a ``linear`` head, or they are dealt out like the models: one to four
@@ -203,6 +208,7 @@ class RunConfig:
     join_round: int = _number(0, 0)
     seed: int = _number(0, 0)
     resume: str = ""
+    scale: str = _one_of("paper", "paper", "small")
     init_from: str = ""
 
     data: str = "digits4"
@@ -216,6 +222,7 @@ class RunConfig:
     split: str = _one_of("merged", "merged", "official")
     test_fraction: float = _number(0.25, 0, 0.9, above=True)
     imbalance: float = _number(1.0, 1)
+    max_samples: int = _number(0, 0)
 
     models: str = "demo4"
     feature_dim: int = _number(128, 1, 65536)

@@ -20,7 +20,7 @@ from models.recurrent import bilstm, gru, lstm
 from models.resnet import deep_resnet, resnet
 from models.textcnn import textcnn
 from models.transformer import transformer
-from models.vit import vit_b
+from models.vit import vit, vit_b
 
 __all__ = [
     "FAMILIES",
@@ -44,6 +44,7 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     "mobilenet": mobilenet,
     "resnet": resnet,
     "tiny_cnn": tiny_cnn,
+    "vit": vit,
     # those of the papers
     "cnn4": cnn4,
     "googlenet": googlenet,

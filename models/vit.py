@@ -7,22 +7,27 @@ from torch import nn
 from models.base import ModelSpec
 
 
+def vit(spec: ModelSpec) -> nn.Module:
+    """A small one: 4 layers of 4 heads, 128 wide, on patches of 8 pixels."""
+    return _torchvision(spec, 8, layers=4, heads=4, width=128)
+
+
 def vit_b(patch: int) -> Callable[[ModelSpec], nn.Module]:
     """Return a builder of torchvision's ViT-B: 12 layers of 12 heads, 768 wide, on patches of ``patch`` pixels.
 
     Pictures are padded with zeros, right and below, to the next square of whole patches: a zero adds nothing to a
     patch's embedding. A 28x28 picture becomes four patches of 16 pixels, as one of 32x32 does, or one of 32.
     """
-    return lambda spec: _torchvision(spec, patch)
+    return lambda spec: _torchvision(spec, patch, layers=12, heads=12, width=768)
 
 
-def _torchvision(spec: ModelSpec, patch: int) -> nn.Module:
+def _torchvision(spec: ModelSpec, patch: int, *, layers: int, heads: int, width: int) -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
     side = -(-max(spec.height, spec.width) // patch) * patch
-    net = VisionTransformer(side, patch, num_layers=12, num_heads=12, hidden_dim=768, mlp_dim=3072)
+    net = VisionTransformer(side, patch, layers, heads, width, mlp_dim=4 * width)
     net.heads = nn.Identity()
-    net.conv_proj = nn.Conv2d(spec.channels, 768, patch, patch)
+    net.conv_proj = nn.Conv2d(spec.channels, width, patch, patch)
     nn.init.trunc_normal_(net.conv_proj.weight, std=(spec.channels * patch**2) ** -0.5)
     nn.init.zeros_(net.conv_proj.bias)
     return nn.Sequential(nn.ZeroPad2d((0, side - spec.width, 0, side - spec.height)), net)

@@ -29,6 +29,7 @@ from isoproto.registry import lookup
 from isoproto.report import read_run, summary_table, write_report
 from isoproto.run_folder import RunFolder, show_log
 from models import HEADS, architecture_for
+from server_app.scale import at_scale
 from strategies import STRATEGIES, PrototypeStrategy
 from strategies.grid import PromptGrid
 from strategies.state import ServerState
@@ -39,6 +40,8 @@ app = ServerApp()
 
 # Messages per worker of a simulation that are out at once: enough that none waits for Flower to pass the next one on.
 _IN_FLIGHT = 6
+# File of a run folder that says what the run replaced in the settings it was given.
+_REPLACED = "replaced.json"
 
 
 @app.main()
@@ -61,9 +64,14 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar]) -> Path:
     if asked.resume:
         folder, config = RunFolder.reopen(output_dir, asked.resume)
     else:
-        config = STRATEGIES[asked.strategy].resolve(asked)
+        smaller, replaced = at_scale(asked)
+        config = STRATEGIES[asked.strategy].resolve(smaller)
         folder = RunFolder.create(output_dir, config)
+        if replaced:
+            folder.write_text(_REPLACED, json.dumps(replaced, indent=1))
     with _logged(folder):
+        for sentence in _replaced(folder):
+            _log.warning("%s", sentence)
         saved = load_checkpoint(folder.checkpoints)
         folder.cut_back(saved.server_round if saved else None)
         state = ServerState.from_checkpoint(saved) if saved else None
@@ -204,6 +212,7 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
         "experiment": folder.experiment,
         "settings": config.to_mapping(),
         "data_notes": _data_notes(config),
+        "replaced": _replaced(folder),
         **summarise(folder.lines()),
         "versions": versions(),
         "git_commit": git_commit(),
@@ -221,6 +230,12 @@ def _data_notes(config: RunConfig) -> list[str]:
         return list(load_dataset(config.data, config.data_dir).notes)
     except DataError:
         return []
+
+
+def _replaced(folder: RunFolder) -> list[str]:
+    """Return what `scale = small` replaced when the run began; its settings are the smaller ones since."""
+    path = folder.path / _REPLACED
+    return list(json.loads(path.read_text("utf8"))) if path.exists() else []
 
 
 def versions() -> dict[str, str]:

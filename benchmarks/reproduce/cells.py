@@ -26,7 +26,7 @@ def run_cell(settings: dict[str, Any], clients: int) -> dict[str, Any]:
         run = run_federation(InProcessGrid(client_app, clients), {**settings, **paths})
         summary = json.loads((run / "summary.json").read_text())
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    kept = ("accuracy", "bytes", "seconds", "versions", "fingerprint", "git_commit")
+    kept = ("accuracy", "bytes", "seconds", "replaced", "versions", "fingerprint", "git_commit")
     return {
         "settings": settings,
         **{key: summary[key] for key in kept},

@@ -19,6 +19,7 @@ from isoproto.data.partitioners import (
     Partitioner,
     PartitionOptions,
     long_tail,
+    thin,
 )
 from isoproto.data.partitioners.base import gather
 from isoproto.errors import ConfigError, DataError
@@ -103,11 +104,27 @@ def split_clients(
             raise ConfigError(f"partition {name!r} takes no argument, got {argument!r}; {', '.join(ARGUMENTS)} do")
         field, parse = ARGUMENTS[name]
         options = replace(options, **{field: parse(argument)})
-    shares = lookup(SPLITS, "split", split)(
-        dataset, partitioner, clients, np.random.RandomState(seed), options, test_fraction
-    )
-    _report_unheld(dataset, shares)
-    return shares
+    rng = np.random.RandomState(seed)
+    kept = thin(_kind(dataset), options.max_samples, rng)
+    less = _only(dataset, kept)
+    shares = lookup(SPLITS, "split", split)(less, partitioner, clients, rng, options, test_fraction)
+    _report_unheld(less, shares)
+    return [ClientSplit(train=kept[share.train], test=kept[share.test]) for share in shares]
+
+
+def _kind(dataset: Dataset) -> Indices:
+    """Number the samples' combinations of class, domain and official part."""
+    parts: Indices = _numpy(2 * dataset.y + dataset.test)
+    domains = _domains(dataset)
+    return parts if domains is None else parts + 2 * len(dataset.classes) * domains
+
+
+def _only(dataset: Dataset, kept: Indices) -> Dataset:
+    if len(kept) == len(dataset.y):
+        return dataset
+    index = torch.from_numpy(kept)
+    domain = None if dataset.domain is None else dataset.domain[index]
+    return replace(dataset, x=dataset.x[index], y=dataset.y[index], test=dataset.test[index], domain=domain)
 
 
 def _merged(

@@ -1,5 +1,6 @@
 """Settings that cannot be used are all named before anything is written or asked."""
 
+import json
 import re
 
 import numpy as np
@@ -73,6 +74,28 @@ def test_what_is_said_about_the_data_is_in_the_summary(federation, tmp_path):
     assert "office_caltech10_64.npz: squashed to 64x64" in notes[0]
     assert "no official test part" in notes[2]
     assert notes[2] in run.log
+
+
+def test_what_a_small_scale_replaces_is_in_log_and_summary_also_after_a_resume(federation):
+    settings = {"scale": "small", "models": "cnn4,resnet18", "epochs": 3, "rounds": 1, "max-samples": 100}
+    run = federation.run(federation.grid(clients=2), settings)
+    replaced = run.summary["replaced"]
+    assert replaced == [
+        "scale = small: models = 'cnn4,resnet18' is replaced by 'cnn,resnet'",
+        "scale = small: epochs = 3 is replaced by 1",
+    ]
+    assert all(sentence in run.log for sentence in replaced)
+    clients = json.loads((run.path / "partition.json").read_text())["clients"]
+    assert [client["model"] for client in clients] == ["cnn", "resnet"]
+    assert sum(sum(client["train"]) + sum(client["test"]) for client in clients) == 100
+    again = federation.run(federation.grid(clients=2), {"resume": str(run.path)})
+    assert again.summary["replaced"] == replaced
+
+
+def test_nothing_is_replaced_at_the_papers_scale(federation):
+    run = federation.run(federation.grid(clients=2), {"models": "cnn", "rounds": 0})
+    assert run.summary["replaced"] == []
+    assert not (run.path / "replaced.json").exists()
 
 
 def test_the_three_axes_override_the_strategy(federation):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from isoproto.data import ImageDataset, load_dataset
 from isoproto.data.partition import PARTITIONERS, SPLITS, PartitionOptions, split_clients
-from isoproto.data.partitioners import long_tail
+from isoproto.data.partitioners import long_tail, thin
 from isoproto.errors import DataError
 
 COVERING = ("iid", "dirichlet", "dirichlet_equal")  # use every sample, whatever the data; shards and domain: below
@@ -250,6 +250,32 @@ def test_a_long_tail_takes_samples_away_at_random_and_no_class_wholly(sizes, imb
     wanted = np.sum(sizes) / len(sizes) * imbalance ** (-np.arange(len(sizes)) / max(1, len(sizes) - 1))
     assert (left <= np.maximum(1, wanted + 1e-6)).all()
     assert np.array_equal(long_tail(labels, len(sizes), 1, np.random.RandomState(seed)), np.arange(len(labels)))
+
+
+@unhurried
+@given(sizes=class_sizes, most=st.integers(1, 300), seed=seeds)
+def test_thinning_leaves_each_group_its_share(sizes, most, seed):
+    groups = shuffled_labels(sizes, seed)
+    kept = thin(groups, most, np.random.RandomState(seed))
+    assert len(kept) == min(most, len(groups))
+    assert (np.diff(kept) > 0).all()
+    left = np.bincount(groups[kept], minlength=len(sizes))
+    assert (np.abs(left - np.array(sizes) * len(kept) / len(groups)) < 1).all()
+    assert np.array_equal(thin(groups, 0, np.random.RandomState(seed)), np.arange(len(groups)))
+
+
+@pytest.mark.parametrize("split", sorted(SPLITS))
+def test_fewer_samples_are_of_all_classes_domains_and_parts(split):
+    digits = load_dataset("digits4")
+    options = PartitionOptions(max_samples=400)
+    shares = split_clients(digits, partition="domain", clients=4, seed=0, options=options, split=split)
+    used = np.concatenate([part for share in shares for part in (share.train, share.test)])
+    assert len(np.unique(used)) == 400
+    kinds = 10 * digits.domain[used] + digits.y[used]
+    assert np.abs(np.bincount(kinds, minlength=40) - 10).max() <= 1
+    assert abs(int(digits.test[used].sum()) - 100) <= 40
+    if split == "official":
+        assert not digits.test[np.concatenate([share.train for share in shares])].any()
 
 
 def test_a_long_tail_leaves_the_official_test_part_balanced():

@@ -303,6 +303,7 @@ def test_a_setting_out_of_range_is_named(changes, text):
         ({"classes_per_client": 0}, "`classes-per-client` must be >= 1, got 0"),
         ({"min_samples": -1}, "`min-samples` must be >= 0, got -1"),
         ({"imbalance": 0.5}, "`imbalance` must be finite and >= 1, got 0.5"),
+        ({"max_samples": -1}, "`max-samples` must be >= 0, got -1"),
         ({"imbalance": float("nan")}, "`imbalance` must be finite and >= 1, got nan"),
     ],
 )

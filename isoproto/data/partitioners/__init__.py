@@ -12,9 +12,10 @@ from isoproto.data.partitioners.long_tail import long_tail
 from isoproto.data.partitioners.nid2 import nid2_equal_partition, nid2_partition, parse_share
 from isoproto.data.partitioners.pairs import pairs_partition, parse_full_clients
 from isoproto.data.partitioners.shards import shards_partition
+from isoproto.data.partitioners.thin import thin
 from isoproto.data.partitioners.user import user_groups_partition, user_partition
 
-__all__ = ["ARGUMENTS", "PARTITIONERS", "Indices", "Labels", "PartitionOptions", "Partitioner", "long_tail"]
+__all__ = ["ARGUMENTS", "PARTITIONERS", "Indices", "Labels", "PartitionOptions", "Partitioner", "long_tail", "thin"]
 
 PARTITIONERS: dict[str, Partitioner] = {
     "iid": iid_partition,

@@ -27,6 +27,7 @@ class PartitionOptions:
         one_class_share: Fraction of a class that goes to its one-class clients under ``nid2``, in (0, 1).
         full_clients: Clients that hold all classes under ``pairs``; ``None``: half of them.
         imbalance: How many times rarer the last class is made than the first, before anything is dealt, >= 1.
+        max_samples: Samples that are left of the data set before that, >= 0; 0: all.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -40,6 +41,7 @@ class PartitionOptions:
     one_class_share: float = 0.5
     full_clients: int | None = None
     imbalance: float = 1.0
+    max_samples: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
@@ -50,6 +52,8 @@ class PartitionOptions:
             raise ConfigError(f"`min-samples` must be >= 0, got {self.min_samples}")
         if not 1 <= self.imbalance < float("inf"):
             raise ConfigError(f"`imbalance` must be finite and >= 1, got {self.imbalance}")
+        if self.max_samples < 0:
+            raise ConfigError(f"`max-samples` must be >= 0, got {self.max_samples}")
 
 
 Partitioner = Callable[[Labels, Indices | None, int, np.random.RandomState, PartitionOptions], list[Indices]]

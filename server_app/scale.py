@@ -1,0 +1,74 @@
+"""A paper's setting at a size for two cores: smaller models, fewer samples and rounds, stand-ins for data."""
+
+import dataclasses
+from typing import Any
+
+from isoproto.config import RunConfig
+from models import TEXT_MODELS, architectures
+
+# What stands in for a set that few have at hand. (`digits` looks for stand-ins of SVHN and SYN by itself.)
+_DATA = {
+    "cifar100": "tiny_imagenet",
+    "domainnet": "pacs",
+    "fashionmnist": "mnist",
+    "sun397": "tiny_imagenet",
+    "svhn": "npz:digits_mnistm_like.npz",
+    "syn": "npz:digits_syn_like.npz",
+}
+# A model of the same kind with fewer than two million parameters; deep residual networks become different ones, so
+# that a group stays a mixed one.
+_MODELS = {
+    "cnn4": "cnn",
+    "googlenet": "inception",
+    "mobilenet_v2": "mobilenet",
+    "resnet10": "resnet8",
+    "resnet10_cifar": "resnet",
+    "resnet18": "resnet",
+    "resnet34": "resnet6",
+    "resnet50": "resnet8",
+    "resnet101": "resnet6",
+    "resnet152": "resnet4",
+    "vit_b16": "vit",
+    "vit_b32": "vit",
+}
+_ROUNDS = 5
+_SAMPLES, _SAMPLES_PER_CLIENT = 2_000, 20
+_TEXT_WIDTH = 32  # a text model is mostly its table of words, at this width a million numbers
+
+
+def at_scale(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Return the settings to run, and what they replace: a sentence for each setting, none under ``scale = paper``.
+
+    Example:
+        >>> config, replaced = at_scale(RunConfig(scale="small", data="cifar100", models="htfe2", rounds=3))
+        >>> config.models, config.rounds, config.max_samples
+        ('cnn,resnet', 3, 2000)
+        >>> replaced[0]
+        "scale = small: data = 'cifar100' is replaced by 'tiny_imagenet'"
+    """
+    if config.scale == "paper":
+        return config, []
+    before = config.to_mapping()
+    after = dataclasses.replace(config, **_smaller(config)).to_mapping()
+    changed = [key for key in before if after[key] != before[key]]
+    replaced = [f"scale = small: {key} = {before[key]!r} is replaced by {after[key]!r}" for key in changed]
+    return RunConfig.from_mapping(after), replaced
+
+
+def _smaller(config: RunConfig) -> dict[str, Any]:
+    names = architectures(config.models)
+    smaller = {
+        "data": _DATA.get(config.data, config.data),
+        "rounds": min(config.rounds, _ROUNDS),
+        "epochs": 1,
+    }
+    if not _MODELS.keys().isdisjoint(names):
+        smaller["models"] = ",".join(_MODELS.get(name, name) for name in names)
+    if not TEXT_MODELS.keys().isdisjoint(names):
+        smaller["feature_dim"] = min(config.feature_dim, _TEXT_WIDTH)
+    if smaller["data"] != config.data and config.partition == "one_domain":
+        smaller["partition"] = "domain"  # the stand-in may have fewer domains than there are clients
+    if config.partition != "user" and "@" not in config.partition:  # users and fractions are small as they are
+        most = max(_SAMPLES, _SAMPLES_PER_CLIENT * config.clients)
+        smaller["max_samples"] = min(config.max_samples or most, most)
+    return smaller
