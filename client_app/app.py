@@ -287,9 +287,12 @@ def query(message: Message, context: Context) -> Message:
             f"`clients = {clients}` leaves none for node {node['partition-id']} of {node['num-partitions']}; "
             f"start at most {clients} nodes, or leave `clients` out: one for each node"
         )
-    settings = [(asked.settings, _as_partition(node, partition, clients), context.node_id) for partition in own]
-    infos = [introduce(Client.of(*one)) for one in settings]
-    return Message(wire.join({info.client: wire.write_client_info(info) for info in infos}), reply_to=message)
+    parts: dict[str, RecordDict] = {}
+    for partition in own:
+        with _catching(parts, str(partition)):
+            client = Client.of(asked.settings, _as_partition(node, partition, clients), context.node_id)
+            parts[client.name] = wire.write_client_info(introduce(client))
+    return Message(wire.join(parts), reply_to=message)
 
 
 def introduce(client: Client) -> wire.ClientInfo:
@@ -314,6 +317,17 @@ def introduce(client: Client) -> wire.ClientInfo:
 def _as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
     """Return the configuration that a node would have as another client of a simulation."""
     return {**node, "partition-id": partition, "num-partitions": clients or node.get("num-partitions", 0)}
+
+
+@contextlib.contextmanager
+def _catching(parts: dict[str, RecordDict], *names: str) -> Iterator[None]:
+    """Turn an exception into the failure of some clients, which is their part of an answer."""
+    try:
+        yield
+    except Exception as err:
+        for name in names:
+            _log.error("client %s failed", name, exc_info=err)
+            parts[name] = wire.write_failure(err)
 
 
 # What a client answers, and what is to be done before it may be sent.
@@ -406,15 +420,9 @@ class _Answers:
         self._writes: dict[str, Future[None]] = {}
         self._waiting: dict[str, list[tuple[str, Training, Job]]] = {}
 
-    @contextlib.contextmanager
-    def catching(self, *names: str) -> Iterator[None]:
+    def catching(self, *names: str) -> contextlib.AbstractContextManager[None]:
         """Turn an exception into the failure of some clients."""
-        try:
-            yield
-        except Exception as err:
-            for name in names:
-                _log.error("client %s failed", name, exc_info=err)
-                self._parts[name] = wire.write_failure(err)
+        return _catching(self._parts, *names)
 
     def keep(self, name: str, answer: Answer) -> None:
         """Take a client's answer, and write its model."""

@@ -444,19 +444,29 @@ def read_client_info(content: RecordDict) -> ClientInfo:
     return info
 
 
-def read_client_infos(content: RecordDict) -> list[ClientInfo]:
+def read_client_infos(content: RecordDict, clients: int) -> tuple[list[ClientInfo], dict[str, str]]:
     """Decode and check a node's answer to a query: its client, or in a simulation all that it stands for.
+
+    Args:
+        content: The answer.
+        clients: Of the simulation, if its nodes stand for several; else 0.
+
+    Returns:
+        The clients, and the reasons of those that cannot take part, by name.
 
     Raises:
         WireError: As :func:`read_client_info`; or if a real node wants to be several clients.
     """
     if not any("/" in name for name in content):
-        return [read_client_info(content)]
+        return [read_client_info(content)], {}
     names = list(dict.fromkeys(name.partition("/")[0] for name in content))
-    infos = [read_client_info(part) for part in split(content, names).values()]
-    if names != [info.client for info in infos] or not all(info.worker for info in infos):
+    parts = split(content, names)
+    failed = {name: reason for name, part in parts.items() if (reason := read_failure(part))}
+    infos = {name: read_client_info(part) for name, part in parts.items() if name not in failed}
+    simulated = all(info.worker and info.client == name for name, info in infos.items())
+    if not simulated or not set(names) <= set(map(str, range(clients))):
         raise WireError(f"a node that is not simulated has one client; this one answers for {names!r:.200}")
-    return infos
+    return list(infos.values()), failed
 
 
 def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -> Broadcast:

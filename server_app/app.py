@@ -228,7 +228,7 @@ def _data_notes(config: RunConfig) -> list[str]:
     """Return what one must know of the run's data, where the server has them too, as in a simulation."""
     try:
         return list(load_dataset(config.data, config.data_dir).notes)
-    except DataError:
+    except (ConfigError, DataError):  # such as a function of the clients' own
         return []
 
 

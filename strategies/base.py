@@ -107,7 +107,7 @@ class PrototypeStrategy(Strategy):
         self._saved = state
         self._round = state.server_round if state else 0  # the one under way
         self._hosts: dict[str, int] = {}  # client -> node id
-        self._refused: dict[int, str] = {}  # node id -> reason
+        self._refused: dict[tuple[int, str], str] = {}  # node id and one of its clients, or empty: all -> reason
         self._asked: dict[_Asked, list[wire.Expected]] = {}
         self._bytes_down = 0
         self._born = time.perf_counter()
@@ -192,8 +192,8 @@ class PrototypeStrategy(Strategy):
         """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
         present = set(grid.get_node_ids())
         # Its owner may have mended what was wrong with a node that was away.
-        self._refused = {node: reason for node, reason in self._refused.items() if node in present}
-        waiting = present - set(self._hosts.values()) - self._refused.keys()
+        self._refused = {key: reason for key, reason in self._refused.items() if key[0] in present}
+        waiting = present - set(self._hosts.values()) - {node for node, _ in self._refused}
         if not waiting:
             return present
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
@@ -207,7 +207,10 @@ class PrototypeStrategy(Strategy):
                 continue
             waiting.remove(node)
             try:
-                for info in wire.read_client_infos(_content(reply)):
+                infos, failed = wire.read_client_infos(_content(reply), self.config.clients)
+                for client, reason in failed.items():
+                    self._refuse(node, f"the client failed: {_one_line(reason)}", client)
+                for info in infos:
                     self._admit(node, info, present)
             except WireError as err:
                 self._refuse(node, str(err))
@@ -242,10 +245,12 @@ class PrototypeStrategy(Strategy):
         self._hosts[info.client] = node  # a new one if the client was started again
         self.clients[info.client] = info
 
-    def _refuse(self, node: int, reason: str) -> None:
-        self._refused[node] = reason
-        _log.warning("node %d does not take part: %s", node, reason)
-        self.folder.record("failure", round=self._round, client=f"node {node}", reason=reason)
+    def _refuse(self, node: int, reason: str, client: str = "") -> None:
+        """Leave a node out, or one of the clients that it stands for."""
+        self._refused[node, client] = reason
+        name = client or f"node {node}"
+        _log.warning("%s does not take part: %s", f"client {client} of node {node}" if client else name, reason)
+        self.folder.record("failure", round=self._round, client=name, reason=reason)
 
     def _settle(self) -> None:
         """Agree on the class list and on what is shared, now that the first clients are known."""

@@ -47,6 +47,16 @@ def test_a_node_that_is_left_without_a_client_is_refused(federation):
     assert run.cohorts() == [["0", "1", "2"]]
 
 
+def test_a_client_that_cannot_take_part_is_no_loss_of_the_others_of_its_node(federation, tmp_path):
+    own = tmp_path / "broken.py"
+    own.write_text("def net(spec): raise ValueError('no such layer')\n")
+    settings = {"clients": 4, "models": f"tiny_cnn,mlp,{own}:net", "wait-timeout": 2.0}
+    run = federation.run(federation.grid(clients=1), settings)
+    assert run.cohorts() == [["0", "1", "3"]] * 3
+    assert "ConfigError: model" in run.failures()[0, "2"]
+    assert "no such layer" in run.failures()[0, "2"]
+
+
 def test_a_node_that_is_not_simulated_is_one_client(federation, monkeypatch, plain):
     """In one process there is no worker, and a device cares for no such setting of the server."""
     monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 0)
@@ -59,6 +69,7 @@ def test_a_node_that_is_not_simulated_is_one_client(federation, monkeypatch, pla
         (lambda c: c["1/config"].update({"worker": 0}), "not simulated has one client; this one answers for"),
         (lambda c: c["1/config"].update({"client": "0"}), "not simulated has one client; this one answers for"),
         (lambda c: c["1/config"].update({"train-counts": [1]}), "'train-counts': expected 4"),
+        (lambda c: c.update({"9/failure": ConfigRecord({"reason": "no"})}), "not simulated has one client"),
     ],
 )
 def test_a_node_with_several_names_that_cannot_be_is_refused(federation, forge, reason):

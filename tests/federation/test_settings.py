@@ -121,3 +121,10 @@ def test_an_output_folder_that_cannot_be_made_is_told_of(federation):
     (federation.folder / "file").write_text("")
     with pytest.raises(Exception, match=r"cannot write .*/file/.*choose another folder"):
         federation.run(settings={"output-dir": str(federation.folder / "file")})
+
+
+def test_data_that_only_clients_can_import_fail_no_run(federation, pictures):
+    """A server may name a function that its own Python has not: its notes on the data are no part of the run."""
+    grid = federation.grid(node_configs={i: {"data": f"npz:{pictures}"} for i in range(4)})
+    run = federation.run(grid, {"data": "module:wards_nobody_has:data", "rounds": 1})
+    assert (run.summary["status"], run.summary["data_notes"]) == ("completed", [])
