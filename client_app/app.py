@@ -787,18 +787,21 @@ def _dataset(data: str, data_dir: str, classes: str, outside: str) -> Dataset:
 
 
 def _split(config: RunConfig, outside: str, partition: int | None, partitions: int) -> ClientSplit:
+    options = PartitionOptions(min_samples=config.min_samples)
+    if partition is not None:  # a device keeps all of its own data, whatever is made of a data set that is dealt out
+        options = dataclasses.replace(
+            options,
+            alpha=config.alpha,
+            classes_per_client=config.classes_per_client,
+            imbalance=config.imbalance,
+            max_samples=config.max_samples,
+        )
     return _splits(
         (config.data, config.data_dir, config.classes, outside),
         config.partition if partition is not None else "iid",
         max(1, partitions),
         config.partition_seed,
-        PartitionOptions(
-            alpha=config.alpha,
-            classes_per_client=config.classes_per_client,
-            min_samples=config.min_samples,
-            imbalance=config.imbalance,
-            max_samples=config.max_samples,
-        ),
+        options,
         config.split,
         config.test_fraction,
     )[partition or 0]

@@ -384,8 +384,11 @@ def test_a_node_with_data_of_its_own_needs_no_partition(federation, pictures):
         config = grid.context(client).node_config
         config.clear()
         config.update({"data": f"npz:{pictures}", "name": f"ward {client}", "model": "cnn"})
-    run = federation.run(grid, {"rounds": 1, "min-nodes": 4, "data": "digits4"})
+    # Settings that thin a data set before it is dealt out are not about a device's own.
+    thin = {"max-samples": 40, "imbalance": 10.0}
+    run = federation.run(grid, {"rounds": 1, "min-nodes": 4, "data": "digits4", **thin})
     assert clients(run, 1) == [f"ward {client}" for client in range(4)]
+    assert {line["samples"] for line in run.of("client")} == {180}  # three quarters of all
 
 
 def test_a_nodes_own_settings_win(federation, tmp_path):
