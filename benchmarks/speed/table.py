@@ -250,8 +250,9 @@ How a round got from 1.26 to this ([ADR 7](adr/0007-several-clients-in-one-messa
 - a few Flower nodes stand for all clients of a simulation (`clients`; `isoproto run --engine flower` does it by
   itself), since Flower asks for the messages of each node ten times a second: its simulation took 12 % of a core with
   200 nodes and 4.6 % with 8. And the run's SuperExec asks once a second, Flower's default, instead of ten times: the
-  SuperLink's share fell from 4.7 % to 0.7 % of a core. Both sampled once with psutil. This came last; a figure
-  whose line above names no commit may be older.
+  SuperLink's share fell from 4.7 % to 0.7 % of a core. Both sampled once with psutil;
+- the number of threads is set only where it is not set already: torch forgets its prepared convolutions each time, and
+  for a while that was done in every message, which made a client 5 to 8 % slower (found by this benchmark).
 
 With GCSA at both levels a step costs about 0.4 ms more, which is 4 ms of the 140 that a client takes at B = 32 and
 three times as many steps at B = 10.""",

@@ -106,8 +106,8 @@ def test_an_unknown_family_is_answered_with_the_families_too() -> None:
 
 
 def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown model 'vit'; `model` must be one of .*'cnn'"):
-        create_model("vit", SPEC, seed=0)
+    with pytest.raises(ConfigError, match=r"unknown model 'alexnet'; `model` must be one of .*'cnn'"):
+        create_model("alexnet", SPEC, seed=0)
 
 
 @pytest.mark.parametrize(
