@@ -257,9 +257,10 @@ How a round got from 1.26 to this ([ADR 7](adr/0007-several-clients-in-one-messa
 With GCSA at both levels a step costs about 0.4 ms more, which is 4 ms of the 140 that a client takes at B = 32 and
 three times as many steps at B = 10.""",
         missed="""\
-What is left at 200 clients: before `clients`, both workers were busy but for 0.12 s of 4.7 s a round, and two
-repetitions with faster bare loops (3.8 s) gave 1.21 and 1.23. What it would take beyond the steps above: training
-several small clients as one program, which pays for smaller models than these ([ADR 8](adr/0008-cohort.md)).""",
+What is left: of a round of 20 clients (1.4 s) workers are busy with clients for nine tenths. Flower's simulation looks
+for messages every 0.1 s, which costs 60 ms between two rounds whatever their length, and a worker that has nothing left
+waits for the other one's last client (130 ms). It would take rounds that overlap, or a simulation of our own, which is
+not Flower any more.""",
     ),
     Section(
         "server_step",
