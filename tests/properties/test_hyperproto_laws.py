@@ -131,7 +131,9 @@ def test_names_of_classes_and_order_of_hyper_prototypes_are_no_matter(optimizer,
     got = matched(renamed, optimizer=optimizer)
     torch.testing.assert_close(got.losses, wanted.losses, **CLOSE)
     torch.testing.assert_close(got.after, wanted.after[names], **CLOSE)
-    torch.testing.assert_close(got.vectors, wanted.vectors[names][:, order], **CLOSE)
+    # Adam divides by the length of a gradient: where that is nearly zero, so is the number of digits that are left.
+    close = {"rtol": 1e-5, "atol": 1e-6} if optimizer == "adam" else CLOSE
+    torch.testing.assert_close(got.vectors, wanted.vectors[names][:, order], **close)
 
 
 @given(problems())
