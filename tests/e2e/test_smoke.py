@@ -32,7 +32,7 @@ def test_a_run_under_flower_equals_the_same_run_in_one_process(tmp_path: Path) -
     flower, here = tmp_path / "ray", tmp_path / "own"
     run_under_flower(settings(flower), clients=CLIENTS)
     with task_identity():
-        run_federation(InProcessGrid(client_app, CLIENTS), settings(here))
+        run_federation(InProcessGrid(client_app, CLIENTS), {**settings(here), "clients": CLIENTS})
 
     under_flower = figures(only_run(flower / "runs"))
     assert under_flower[0]["status"] == "completed"
