@@ -73,7 +73,9 @@ def check_enough(samples: int, clients: int, min_samples: int) -> None:
         )
 
 
-def check_smallest(parts: list[Indices], min_samples: int, remedy: str) -> list[Indices]:
+def check_smallest(
+    parts: list[Indices], min_samples: int, remedy: str = "use fewer clients or a smaller `min-samples`"
+) -> list[Indices]:
     """Return ``parts``, or raise ``DataError`` if one has fewer than ``min_samples`` samples."""
     sizes = [len(part) for part in parts]
     if min(sizes) < min_samples:

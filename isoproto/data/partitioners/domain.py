@@ -7,8 +7,6 @@ import numpy as np
 from isoproto.data.partitioners.base import Indices, Labels, PartitionOptions, check_smallest, deal
 from isoproto.errors import DataError
 
-_REMEDY = "use fewer clients or a smaller `min-samples`"
-
 
 def domain_partition(
     labels: Labels,
@@ -38,15 +36,14 @@ def domain_partition(
         >>> sorted(domains[part].tolist() for part in parts)
         [[0, 0], [0, 0], [1, 1], [1, 1]]
     """
-    if domains is None:
-        raise DataError("partition 'domain' needs a data set with domains, and this one has none; choose another")
+    domains = _required("domain", domains)
     if options.domain_shares:
         return _dealt_by_shares(domains, clients, rng, options)
     names = rng.permutation(np.unique(domains))
     home = rng.permutation(names[np.arange(clients) % len(names)])  # [N], the domain of each client
     groups = ((np.flatnonzero(domains == name), np.flatnonzero(home == name)) for name in names)
     parts = deal(groups, clients, rng)
-    return check_smallest(parts, options.min_samples, _REMEDY)
+    return check_smallest(parts, options.min_samples)
 
 
 def _dealt_by_shares(
@@ -65,7 +62,7 @@ def _dealt_by_shares(
         if fraction is not None:
             members = members[: count * int(fraction * len(members) + 1e-9)]
         groups.append((members, np.flatnonzero(home == name)))
-    return check_smallest(deal(groups, clients, rng), options.min_samples, _REMEDY)
+    return check_smallest(deal(groups, clients, rng), options.min_samples)
 
 
 def parse_domain_shares(text: str) -> tuple[tuple[int, float | None], ...]:
@@ -111,17 +108,22 @@ def one_domain_partition(
     """
     users = whole_domains("one_domain", domains, clients)
     parts = [np.flatnonzero(users == name) for name in np.unique(users)[:clients]]
-    return check_smallest(parts, options.min_samples, _REMEDY)
+    return check_smallest(parts, options.min_samples)
 
 
 def whole_domains(partition: str, domains: Indices | None, clients: int) -> Indices:
     """Return ``domains``, or raise ``DataError`` if there are none, or fewer than clients that want a whole one."""
-    if domains is None:
-        raise DataError(f"partition {partition!r} needs a data set with domains, and this one has none; choose another")
+    domains = _required(partition, domains)
     found = len(np.unique(domains))
     if clients > found:
         raise DataError(
             f"partition {partition!r} cannot make {clients} clients of {found} domains, each of them whole; use fewer "
             "clients, or partition 'domain', which shares domains out"
         )
+    return domains
+
+
+def _required(partition: str, domains: Indices | None) -> Indices:
+    if domains is None:
+        raise DataError(f"partition {partition!r} needs a data set with domains, and this one has none; choose another")
     return domains

@@ -28,7 +28,7 @@ def nid2_partition(
         >>> [np.bincount(labels[part], minlength=3).tolist() for part in parts]
         [[0, 0, 4], [0, 4, 0], [8, 4, 4]]
     """
-    return _one_class_clients(labels, clients, rng, options, options.one_class_share, keep_all=True)
+    return _one_class_clients(labels, clients, rng, options, keep_all=True)
 
 
 def nid2_equal_partition(
@@ -53,12 +53,13 @@ def nid2_equal_partition(
         >>> [np.bincount(labels[part], minlength=3).tolist() for part in parts]
         [[0, 0, 4], [0, 4, 0], [4, 4, 4]]
     """
-    return _one_class_clients(labels, clients, rng, options, options.one_class_share, keep_all=False)
+    return _one_class_clients(labels, clients, rng, options, keep_all=False)
 
 
 def _one_class_clients(
-    labels: Labels, clients: int, rng: np.random.RandomState, options: PartitionOptions, share: float, *, keep_all: bool
+    labels: Labels, clients: int, rng: np.random.RandomState, options: PartitionOptions, *, keep_all: bool
 ) -> list[Indices]:
+    share = options.one_class_share
     if not 0 < share < 1:
         raise DataError(f"partition 'nid2' gives one-class clients a fraction in (0, 1) of their class, got {share:g}")
     present = rng.permutation(np.unique(labels))
@@ -72,7 +73,7 @@ def _one_class_clients(
         groups.append((rest if len(holders) or not keep_all else members, everything))
         groups.append((first, holders))
     parts = deal(groups, clients, rng)
-    return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
+    return check_smallest(parts, options.min_samples)
 
 
 def parse_share(text: str) -> float:

@@ -46,7 +46,7 @@ def pairs_partition(
         for name, column in zip(present, holds.T, strict=True)
     )
     parts = deal(groups, clients, rng)
-    return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
+    return check_smallest(parts, options.min_samples)
 
 
 def parse_full_clients(text: str) -> int:

@@ -44,7 +44,7 @@ def shards_partition(
         size[takers[: counts[i] % holders[i]]] += 1  # as `deal` does
         groups.append((np.flatnonzero(labels == present[i]), takers))
     parts = deal(groups, clients, rng)
-    return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
+    return check_smallest(parts, options.min_samples)
 
 
 def _holders(counts: Indices, places: int, clients: int) -> Indices:

@@ -32,7 +32,7 @@ def user_partition(
     largest = np.sort(np.argsort(-counts, kind="stable")[:clients])
     ascending = names[largest[np.argsort(counts[largest], kind="stable")]]
     parts = [np.flatnonzero(users == name) for name in ascending]
-    return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
+    return check_smallest(parts, options.min_samples)
 
 
 def user_groups_partition(
@@ -62,4 +62,4 @@ def user_groups_partition(
         group[user] = size.argmin()
         size[group[user]] += counts[user]
     parts = [np.flatnonzero(group[of_sample] == client) for client in range(clients)]
-    return check_smallest(parts, options.min_samples, "use fewer clients or a smaller `min-samples`")
+    return check_smallest(parts, options.min_samples)
