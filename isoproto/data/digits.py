@@ -9,7 +9,7 @@ import torch
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key
 from isoproto.data.info import INFOS
-from isoproto.data.named import Place, looked_for, missing, npz_place, places
+from isoproto.data.named import Place, looked_for, missing, npz_place, places, refuse_argument
 from isoproto.data.pictures import fit
 from isoproto.errors import DataError
 
@@ -32,8 +32,7 @@ def load_digits(argument: str, folder: Path) -> ImageDataset:
     Raises:
         DataError: If there is an argument, or a domain is missing or has not ten classes.
     """
-    if argument:
-        raise DataError(f"data 'digits' takes no argument, got {argument!r}; its files are looked up in `data-dir`")
+    refuse_argument("digits", argument)
     found = locate_digits(folder)
     parts = [place.load() for place in found]
     for part in parts:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.imagefolder import dataset_of_files, load_imagefolder
+from isoproto.data.imagefolder import dataset_of_files, read_tree
 from isoproto.errors import DataError
 
 
@@ -17,7 +17,7 @@ def read_domainnet(root: Path, side: int) -> ImageDataset:
     """
     lists = sorted(root.glob("*_train.txt")) + sorted(root.glob("*_test.txt"))
     if not lists:
-        return load_imagefolder(f"{root.absolute()}@{side}", root)
+        return read_tree(root, side)
     files, test = [], []
     for path in lists:
         for number, line in enumerate(path.read_text("utf8").splitlines(), start=1):

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,10 @@ def cached_array(key: str, make: Callable[[], Array]) -> Array:
             _write(path, array, tidy=locked)
             return _map(path)
         except _BROKEN as err:
-            _warn_not_kept(path.parent, str(err))
+            warn_once(
+                f"decoded pictures cannot be kept in {path.parent} ({err}): they stay in memory and are decoded again "
+                "by every process. Set ISOPROTO_HOME to a folder with free space"
+            )
             return array
 
 
@@ -133,26 +136,30 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _write(path: Path, array: Array, *, tidy: bool) -> None:
-    # Not paths.write_atomically: that wants all bytes in memory once more, and a cache needs no fsync.
-    path.parent.mkdir(parents=True, exist_ok=True)
     if tidy:  # nobody else writes this entry now: what lies there was left by a process that was killed
         for left in path.parent.glob(f"{path.stem}.*.tmp"):
             left.unlink()
+    with new_file(path) as file:
+        np.save(file, array, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that becomes ``path`` when the block ends well, and is gone otherwise: nobody reads half of it.
+
+    Unlike ``paths.write_atomically`` it does not want all bytes in memory, and does not wait for the disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.save(file, array, allow_pickle=False)
+            yield file
         Path(temporary).replace(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
 @functools.cache
-def _warn_not_kept(folder: Path, reason: str) -> None:
-    """Log once per process and reason, hence the cache."""
-    logger.warning(
-        "decoded pictures cannot be kept in %s (%s): they stay in memory and are decoded again by every process. "
-        "Set ISOPROTO_HOME to a folder with free space",
-        folder,
-        reason,
-    )
+def warn_once(text: str) -> None:
+    """Log a warning once per process, hence the cache."""
+    logger.warning("%s", text)

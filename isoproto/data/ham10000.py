@@ -5,7 +5,7 @@ import hashlib
 from pathlib import Path
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.imagefolder import dataset_of_files, load_imagefolder
+from isoproto.data.imagefolder import dataset_of_files, read_tree
 from isoproto.errors import DataError
 
 _TABLE = "HAM10000_metadata.csv"
@@ -25,7 +25,7 @@ def read_ham10000(root: Path, side: int) -> ImageDataset:
     """
     table = root / _TABLE
     if not table.is_file():
-        return load_imagefolder(f"{root.absolute()}@{side}", root)
+        return read_tree(root, side)
     found = {path.stem: path for path in root.rglob("*.jpg")}
     with table.open(encoding="utf8", newline="") as file:
         rows = list(csv.DictReader(file))

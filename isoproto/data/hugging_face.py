@@ -3,8 +3,6 @@
 import gzip
 import io
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isoproto import paths
+from isoproto.data.folders import new_file
 from isoproto.data.info import HuggingFace
 from isoproto.errors import DataError, StateError
 
@@ -124,13 +123,8 @@ def _numbered(parts: list[Any], column: str) -> tuple[npt.NDArray[np.int64], Nam
 
 
 def _write(path: Path, **arrays: npt.NDArray[Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with new_file(path) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type] # numpy's stub takes any for `allow_pickle`
-        Path(temporary).replace(path)
     except OSError as err:
         raise DataError(f"cannot write {path} ({err.strerror}); free some space, or choose another `data-dir`") from err
-    finally:
-        Path(temporary).unlink(missing_ok=True)

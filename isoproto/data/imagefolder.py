@@ -52,6 +52,11 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
     return dataset_of_files(root, files, class_of, test, domain_of if len(labels[0]) == 2 else (), side)
 
 
+def read_tree(root: Path, side: int = 0) -> ImageDataset:
+    """Read ``root`` as ``load_imagefolder`` does, resized to squares of ``side`` pixels unless that is 0."""
+    return load_imagefolder(f"{root.absolute()}@{side}" if side else str(root.absolute()), root)
+
+
 def dataset_of_files(
     root: Path,
     files: Sequence[Path],

@@ -2,24 +2,21 @@
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from isoproto.data.base import Dataset, ImageDataset
 from isoproto.data.domainnet import read_domainnet
-from isoproto.data.folders import listing
+from isoproto.data.folders import listing, warn_once
 from isoproto.data.ham10000 import read_ham10000
 from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
-from isoproto.data.imagefolder import load_imagefolder
+from isoproto.data.imagefolder import read_tree
 from isoproto.data.info import INFOS, KnownFile
 from isoproto.data.npz import count_samples, load_npz
 from isoproto.data.tiny_imagenet import read_tiny_imagenet
 from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
 from isoproto.errors import DataError
-
-logger = logging.getLogger("isoproto.data")
 
 # How the folder of a set is read, where that is not as `imagefolder:` does it.
 _TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
@@ -61,7 +58,7 @@ def with_notes(found: D, notes: tuple[str, ...]) -> D:
     if not found.test.any():
         notes = (*notes, _NO_TEST_PART.format(found.source))
     for note in notes:
-        _warn_once(note)
+        warn_once(note)
     return dataclasses.replace(found, notes=notes)
 
 
@@ -76,9 +73,14 @@ def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
     Raises:
         DataError: If there is an argument, or the set is not there or cannot be read.
     """
+    refuse_argument(name, argument)
+    return locate(name, folder).load()
+
+
+def refuse_argument(name: str, argument: str) -> None:
+    """Raise ``DataError`` if something follows the colon of a name that takes nothing."""
     if argument:
         raise DataError(f"data '{name}' takes no argument, got {argument!r}; its files are looked up in `data-dir`")
-    return locate(name, folder).load()
 
 
 def locate(name: str, folder: Path) -> Place:
@@ -183,9 +185,4 @@ def fetch(name: str, folder: Path) -> None:
 def _read_tree(name: str, root: Path, side: int) -> ImageDataset:
     if name in _TREES:
         return _TREES[name](root, side)
-    return load_imagefolder(f"{root.absolute()}@{side}" if side else str(root.absolute()), root)
-
-
-@functools.cache
-def _warn_once(note: str) -> None:
-    logger.warning("%s", note)
+    return read_tree(root, side)

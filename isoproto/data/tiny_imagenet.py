@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.imagefolder import dataset_of_files, load_imagefolder
+from isoproto.data.imagefolder import dataset_of_files, read_tree
 from isoproto.errors import DataError
 
 _LIST = "val/val_annotations.txt"
@@ -20,7 +20,7 @@ def read_tiny_imagenet(root: Path, side: int) -> ImageDataset:
         DataError: If the list names a picture that is missing or a class that has no training pictures.
     """
     if not (root / _LIST).is_file():
-        return load_imagefolder(f"{root.absolute()}@{side}", root)
+        return read_tree(root, side)
     train = sorted(root.glob("train/*/images/*.JPEG"))
     classes = [path.parts[-3] for path in train]
     val, val_classes = [], []

@@ -1,6 +1,5 @@
 """Texts as token ids."""
 
-import functools
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isoproto import paths
-from isoproto.data.folders import Array, cache_folder, cached_array, content_key
+from isoproto.data.folders import Array, cache_folder, cached_array, content_key, warn_once
 from isoproto.errors import StateError
 
 if TYPE_CHECKING:
@@ -87,11 +86,5 @@ def _tokenizer(key: str, texts: Sequence[str]) -> "Tokenizer":
     try:
         paths.write_atomically(path, tokenizer.to_str().encode())
     except StateError as err:
-        _warn_not_kept(str(err))
+        warn_once(f"the vocabulary is not kept and is made again by every process: {err}")
     return tokenizer
-
-
-@functools.cache
-def _warn_not_kept(reason: str) -> None:
-    """Log once per process and reason, hence the cache."""
-    logger.warning("the vocabulary is not kept and is made again by every process: %s", reason)

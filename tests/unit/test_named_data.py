@@ -15,7 +15,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from isoproto.data import DATASETS, INFOS, load_dataset, named
+from isoproto.data import DATASETS, INFOS, folders, load_dataset, named
 from isoproto.data.digits import DOMAINS
 from isoproto.data.folders import cache_folder, cached_array
 from isoproto.data.hugging_face import fetch_hugging_face
@@ -34,7 +34,7 @@ KNOWN = [
 def _afresh(tmp_path, monkeypatch):
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "home"))
     load_dataset.cache_clear()
-    named._warn_once.cache_clear()
+    folders.warn_once.cache_clear()
 
 
 def write_arrays(path, samples=20, classes=10, side=1, channels=1, value=0):

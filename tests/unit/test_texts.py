@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from isoproto import cli
-from isoproto.data import INFOS, TextDataset, load_dataset, named, split_clients, tokens
+from isoproto.data import INFOS, TextDataset, folders, load_dataset, named, split_clients, tokens
 from isoproto.data.folders import cache_folder
 from isoproto.data.shakespeare import ALPHABET
 from isoproto.errors import DataError
@@ -24,8 +24,7 @@ ROW = {"text": "A cat", "label": 0, "split": "train", "domain": "books", "speake
 def _afresh(tmp_path, monkeypatch):
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "home"))
     load_dataset.cache_clear()
-    named._warn_once.cache_clear()
-    tokens._warn_not_kept.cache_clear()
+    folders.warn_once.cache_clear()
 
 
 def write(path, rows):
