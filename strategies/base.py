@@ -302,8 +302,7 @@ class PrototypeStrategy(Strategy):
         """Draw the cohort of the round among the clients that are there, and write its messages."""
         self._started = time.perf_counter()
         self._round = self.state.server_round + 1
-        present = self._query(grid)
-        here = {client: node for client, node in self._hosts.items() if node in present}
+        here = self._reachable(self._query(grid))
         if not 0 < self.config.join_round <= self._round:
             here = {name: node for name, node in here.items() if name not in self.late}
         drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
@@ -345,9 +344,7 @@ class PrototypeStrategy(Strategy):
         if done != self.config.rounds and done != 0 and not (every and done % every == 0):
             self._asked = {}
             return []
-        present = set(grid.get_node_ids())
-        here = {client: node for client, node in self._hosts.items() if node in present}
-        return self._messages(MessageType.EVALUATE, here)
+        return self._messages(MessageType.EVALUATE, self._reachable(set(grid.get_node_ids())))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Check the replies and note every client's accuracy."""
@@ -447,6 +444,10 @@ class PrototypeStrategy(Strategy):
         )
 
     # Helpers
+
+    def _reachable(self, present: Collection[int]) -> dict[str, int]:
+        """Return the clients whose nodes are there, with the nodes."""
+        return {client: node for client, node in self._hosts.items() if node in present}
 
     def _messages(self, kind: str, nodes: Mapping[str, int]) -> list[Message]:
         """Write one message for each client in ``nodes`` and remember what its reply is held against."""

@@ -9,6 +9,7 @@ import copy
 import errno
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,20 @@ from flwr.common.constant import ErrorCode
 from isoproto.in_process import InProcessGrid
 
 Fault = Callable[["FaultyGrid", Message, Callable[[], Message]], Iterable[Message]]
+
+
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Return a function that types a command of isoproto and returns its exit status, output and error output."""
+    from isoproto import cli
+
+    def typed(*words: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["isoproto", *words])
+        with pytest.raises(SystemExit) as ended:
+            sys.exit(cli.main())
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return typed
 
 
 class Killed(BaseException):

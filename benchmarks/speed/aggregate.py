@@ -5,12 +5,10 @@ python benchmarks/speed/aggregate.py [--repeats 5] [--force]
 
 import argparse
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
-from machine import require_idle, write_results
+from machine import median_seconds, require_idle, write_results
 
 from isoproto.config import RunConfig
 from isoproto.prototypes import Contribution, average_prototypes
@@ -33,16 +31,6 @@ def make_replies() -> list[hyper.Sent]:
         gradients = 0.01 * torch.randn(HELD, WIDTH, generator=generator)
         replies.append(hyper.Sent(Contribution(ids, rows, counts, int(counts.sum())), 5.0, gradients))
     return replies
-
-
-def median(work: Callable[[], object], repeats: int) -> float:
-    """Median seconds; the first call warms up."""
-    measured = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        work()
-        measured.append(time.perf_counter() - began)
-    return statistics.median(measured[1:])
 
 
 def averages(replies: list[hyper.Sent]) -> None:
@@ -73,9 +61,10 @@ def main() -> None:
     arguments = parser.parse_args()
     require_idle(arguments.force)
     replies = make_replies()
-    figures = {"averages": median(lambda: averages(replies), arguments.repeats)}
+    (figure,) = median_seconds([lambda: averages(replies)], arguments.repeats)
+    figures = {"averages": figure}
     for frame in ("gram", "procrustes"):
-        figures[f"isoproto, frame = {frame}"] = median(flagship(replies, frame), arguments.repeats)
+        (figures[f"isoproto, frame = {frame}"],) = median_seconds([flagship(replies, frame)], arguments.repeats)
     for name, figure in figures.items():
         print(f"{name}: {figure:.3f} s")
     results = {"unit": "s per round", "threads": torch.get_num_threads(), "target": TARGET, "figures": figures}

@@ -10,14 +10,13 @@ optimiser that is shared, no batch that is shorter than another.
 """
 
 import argparse
-import statistics
-import time
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
-from machine import require_idle, write_results
+from machine import median_seconds, require_idle, write_results
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
@@ -65,16 +64,15 @@ def alignment(name: str, device: torch.device) -> Alignment | None:
 
 
 def seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each, in turn, so that a busy moment is nobody's alone."""
-    measured: list[list[float]] = [[] for _ in functions]
-    for _ in range(repeats + 1):  # the first warms up
-        for function, values in zip(functions, measured, strict=True):
-            began = time.perf_counter()
-            function()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            values.append(time.perf_counter() - began)
-    return [statistics.median(values[1:]) for values in measured]
+    """Median seconds of each, in turn, until the GPU has finished where there is one."""
+    if not torch.cuda.is_available():
+        return median_seconds(functions, repeats)
+
+    def finished(function: Callable[[], object]) -> None:
+        function()
+        torch.cuda.synchronize()
+
+    return median_seconds([functools.partial(finished, function) for function in functions], repeats)
 
 
 def whole_training(name: str, loss: str, clients: int, device: torch.device, repeats: int) -> dict[str, float]:

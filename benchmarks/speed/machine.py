@@ -3,7 +3,10 @@
 import json
 import os
 import platform
+import statistics
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,17 @@ def require_idle(force: bool = False) -> None:
         print(f"the machine is {busy:.0f} % busy (limit {_BUSY_PERCENT:.0f} %); nothing is recorded", file=sys.stderr)
         if not force:
             sys.exit(2)
+
+
+def median_seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Median seconds of each function; they take turns, so that a busy moment is nobody's alone. The first warms up."""
+    measured: list[list[float]] = [[] for _ in functions]
+    for _ in range(repeats + 1):
+        for function, values in zip(functions, measured, strict=True):
+            began = time.perf_counter()
+            function()
+            values.append(time.perf_counter() - began)
+    return [statistics.median(values[1:]) for values in measured]
 
 
 def machine() -> dict[str, Any]:

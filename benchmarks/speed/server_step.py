@@ -8,13 +8,11 @@ is its faster precision here), and must give the same vectors. Beside it, how th
 """
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
-from machine import require_idle, write_results
+from machine import median_seconds, require_idle, write_results
 from torch import Tensor
 from torch.nn import functional
 
@@ -50,17 +48,6 @@ def class_by_class(vectors: Tensor, weight: Tensor, bias: Tensor, gradients: Ten
     return torch.stack(moved)
 
 
-def seconds(function: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call, after one that warms up."""
-    function()
-    measured = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        measured.append(time.perf_counter() - began)
-    return statistics.median(measured)
-
-
 def main() -> None:
     """Measure and write benchmarks/results/server_step.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -70,21 +57,20 @@ def main() -> None:
     require_idle(arguments.force)
     problem = make_problem(CLASSES)
     torch.testing.assert_close(match_gradients(*problem, steps=STEPS).vectors, class_by_class(*problem))
-    reference = seconds(lambda: class_by_class(*problem), arguments.repeats)
+    (reference,) = median_seconds([lambda: class_by_class(*problem)], arguments.repeats)
     scaling: dict[str, dict[str, float]] = {}
     for classes in SCALING:
         sized = make_problem(classes)
-        scaling[f"C = {classes}"] = {
-            optimizer: seconds(
-                lambda sized=sized, optimizer=optimizer: match_gradients(*sized, steps=STEPS, optimizer=optimizer),
-                arguments.repeats,
-            )
+        steps = {
+            optimizer: functools.partial(match_gradients, *sized, steps=STEPS, optimizer=optimizer)
             for optimizer in ("sgd", "adam")
         }
+        measured = median_seconds(list(steps.values()), arguments.repeats)
+        scaling[f"C = {classes}"] = dict(zip(steps, measured, strict=True))
     figure = scaling[f"C = {CLASSES}"]["sgd"]
     print(f"{figure * 1e3:.1f} ms; class by class {reference:.2f} s, {reference / figure:.0f} times as long")
-    for name, measured in scaling.items():
-        print(name, {key: f"{value * 1e3:.1f} ms" for key, value in measured.items()})
+    for name, found in scaling.items():
+        print(name, {key: f"{value * 1e3:.1f} ms" for key, value in found.items()})
     results: dict[str, Any] = {
         "unit": "s per round",
         "threads": torch.get_num_threads(),

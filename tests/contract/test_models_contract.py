@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models import FAMILIES, MODELS, TEXT_MODELS, FeatureModel, ModelSpec, create_model
+from models import FAMILIES, MODELS, TEXT_MODELS, FeatureModel, ModelSpec, TextSpec, create_model
 from models.cost import cost
 
 SMALL = FAMILIES["demo4"]
@@ -18,6 +18,10 @@ LARGE = ("resnet101", "resnet152", "vit_b16", "vit_b32")  # seconds and gigabyte
 NAMES = sorted(MODELS.keys() - set(LARGE))
 SPEC = ModelSpec(channels=3, height=32, width=32, feature_dim=128, num_classes=10)
 WIDE = dataclasses.replace(SPEC, feature_dim=512)
+EVERY = [
+    *((name, SPEC) for name in NAMES),
+    *((name, TextSpec(vocabulary=50, length=12, feature_dim=64, num_classes=3)) for name in sorted(TEXT_MODELS)),
+]
 
 # Millions of products that the published counts of transformers leave out, by number of tokens: four 768 x 768
 # projections per token, and queries with keys and weights with values for each pair of tokens, in 12 layers.
@@ -26,6 +30,12 @@ TRANSFORMER = {tokens: 12 * (4 * 768 * 768 * tokens + 2 * 768 * tokens**2) / 1e6
 
 def pictures(count: int, channels: int = 3, size: int = 32) -> Tensor:
     return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def texts(count: int) -> Tensor:
+    """Token ids, each text one word longer than the one before, then zeros."""
+    tokens = torch.randint(1, 50, (count, 12), generator=torch.Generator().manual_seed(0))
+    return tokens * (torch.arange(12) <= torch.arange(count).unsqueeze(1))
 
 
 SHAPES = [  # size, channels, classes, width
@@ -100,26 +110,28 @@ def test_one_picture_in_eval_mode_is_answered_as_in_a_batch(name: str) -> None:
     torch.testing.assert_close(model(x[:1]), model(x)[:1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_are_a_function_of_the_seed_and_leave_global_generators_alone(name: str) -> None:
+@pytest.mark.parametrize(("name", "spec"), EVERY)
+def test_weights_are_a_function_of_the_seed_and_leave_global_generators_alone(
+    name: str, spec: ModelSpec | TextSpec
+) -> None:
     before = torch.get_rng_state()
-    first, again, other = (create_model(name, SPEC, seed).state_dict() for seed in (7, 7, 8))
+    first, again, other = (create_model(name, spec, seed).state_dict() for seed in (7, 7, 8))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[key], again[key]) for key in first)
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions_survive_saving_and_loading(name: str, tmp_path: Path) -> None:
-    model = create_model(name, SPEC, seed=0)
+@pytest.mark.parametrize(("name", "spec"), EVERY)
+def test_predictions_survive_saving_and_loading(name: str, spec: ModelSpec | TextSpec, tmp_path: Path) -> None:
+    model = create_model(name, spec, seed=0)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    x, y = pictures(8), torch.arange(8)
+    x, y = (texts(8), torch.arange(8) % 3) if isinstance(spec, TextSpec) else (pictures(8), torch.arange(8))
     for _ in range(3):  # moves weights and BatchNorm's running statistics away from where they start
         optimiser.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         optimiser.step()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    loaded = create_model(name, SPEC, seed=1)
+    loaded = create_model(name, spec, seed=1)
     loaded.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert loaded.state_dict().keys() == model.state_dict().keys()
     assert torch.equal(loaded.eval()(x), model.eval()(x))

@@ -1,11 +1,9 @@
-"""What every model for text must do, whatever it looks like inside."""
+"""What every model for text must do besides what all models must (``test_models_contract``)."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -99,29 +97,6 @@ def test_a_filter_sees_windows_that_reach_beyond_a_text_and_none_that_begin_ther
             conv.bias.fill_(2.0)  # the padding's own windows would answer 2
             conv.weight.fill_(-1.0)
     assert windows(torch.tensor([[3, 3, 0, 0, 0, 0]])).unique().tolist() == [0.0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_predictions_survive_saving_and_loading(name: str, tmp_path: Path) -> None:
-    model = create_model(name, SPEC, seed=0)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    for _ in range(3):
-        optimiser.zero_grad()
-        functional.cross_entropy(model(texts()), torch.tensor([0, 1, 2, 0, 1])).backward()
-        optimiser.step()
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    loaded = create_model(name, SPEC, seed=1)
-    loaded.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(loaded.eval()(texts()), model.eval()(texts()))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_are_a_function_of_the_seed_and_leave_global_generators_alone(name: str) -> None:
-    before = torch.get_rng_state()
-    first, again, other = (create_model(name, SPEC, seed).state_dict() for seed in (7, 7, 8))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
 @pytest.mark.parametrize("name", NAMES)

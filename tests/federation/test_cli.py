@@ -1,15 +1,13 @@
 """The ``isoproto`` command, in this process: what people type, and its exit status."""
 
 import functools
-import sys
 
 import pytest
 
-from isoproto import cli
 from models import FAMILIES, MODELS
 from tests import fakes
 from tests.conftest import Run
-from tests.fakes import FaultyGrid, Killed, When
+from tests.fakes import FaultyGrid, Killed, When, command_line
 
 
 @pytest.fixture
@@ -18,15 +16,7 @@ def isoproto(federation, monkeypatch, capsys):
     monkeypatch.setenv("ISOPROTO_HOME", str(federation.folder))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("server_app.app.write_report", lambda path: path / "report.html")
-
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["isoproto", *words])
-        with pytest.raises(SystemExit) as ended:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return typed
+    return command_line(monkeypatch, capsys)
 
 
 def pairs(federation, **more):

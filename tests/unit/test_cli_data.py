@@ -1,15 +1,13 @@
 """``isoproto data`` as it is typed, and its exit statuses."""
 
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
 
 import server_app.app
-from isoproto import cli
 from isoproto.data import INFOS, load_dataset, named
 from isoproto.data.contact_sheet import contact_sheet
+from tests.fakes import command_line
 
 
 @pytest.fixture
@@ -18,15 +16,7 @@ def isoproto(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     load_dataset.cache_clear()
-
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["isoproto", *words])
-        with pytest.raises(SystemExit) as ended:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return typed
+    return command_line(monkeypatch, capsys)
 
 
 def write_pets(path):

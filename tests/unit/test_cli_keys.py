@@ -1,14 +1,14 @@
 """``isoproto keys``, ``connect`` and ``health`` as they are typed, and their exit statuses."""
 
 import re
-import sys
 
 import pytest
 from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
-from isoproto import cli, enrolment, keys
+from isoproto import enrolment, keys
 from isoproto.errors import FederationError
 from tests.e2e.processes import free_port
+from tests.fakes import command_line
 
 
 @pytest.fixture
@@ -16,15 +16,7 @@ def isoproto(tmp_path, monkeypatch, capsys):
     """Return a function that types a command and returns its exit status, output and error output."""
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
-
-    def typed(*words):
-        monkeypatch.setattr(sys, "argv", ["isoproto", *words])
-        with pytest.raises(SystemExit) as ended:
-            sys.exit(cli.main())
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return typed
+    return command_line(monkeypatch, capsys)
 
 
 def test_init_shows_what_it_made_and_does_it_once(isoproto, tmp_path):
