@@ -162,7 +162,7 @@ def main() -> None:
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         rows = results[device] = {}
         print(f"{device:22} one by one  together")
-        for name in (*TARGETS, "cnn"):
+        for name in TARGETS:
             for loss, clients in (("none", CLIENTS), ("none", 4), ("none", 1), ("gcsa", CLIENTS)):
                 row = whole_training(name, loss, clients, torch.device(device), arguments.repeats)
                 rows[f"{name}, {clients} clients, {loss}"] = row
