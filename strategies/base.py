@@ -137,6 +137,8 @@ class PrototypeStrategy(Strategy):
         head = "shared" if config.share in ("head", "model") else "prototype"
         own = cls.defaults if config.alignment == cls.point.alignment else {}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
+        if config.frame not in (AUTO, "shared"):  # noise has no meaning in coordinates that are found first
+            chosen["hyper__init"] = "prototypes"
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
         if config.heads != "linear" and config.share in ("head", "model"):
             raise ConfigError(

@@ -4,17 +4,25 @@ from strategies.base import Point, PrototypeStrategy
 
 
 class IsoProto(PrototypeStrategy):
-    r"""Align the relations between classes, and anchors mapped into each client's own feature space.
+    r"""Align the relations between classes, and pull towards anchors that give all feature spaces common coordinates.
 
     .. math::
-        L = CE + \lambda GCSA(P_i, \Gamma) + \gamma GCSA(z, \Gamma)
-            + w_{pcl} HPCL(T_k^{-1} S) + w_{pal} HPAL(T_k^{-1} S)
+        L = CE + \lambda GCSA(P_i, \Gamma) + \gamma GCSA(z, \Gamma) + w_{pcl} HPCL(S) + w_{pal} HPAL(S)
 
     :math:`\Gamma` are the clients' averaged class relations, pulled half-way towards the simplex; :math:`S` the
-    hyper-prototypes in the server's frame, learned by matching the gradients of real samples; :math:`T_k` the
-    similarity map of client k into that frame. Messages hold prototypes, per-class feature gradients and counts.
-    Joins FedSAF (arXiv:2605.05959) and FedHPro (arXiv:2605.13475); the frame is ours.
+    hyper-prototypes, random directions at first, learned by matching the gradients of real samples through a head
+    made of the averaged prototypes. Messages hold prototypes, per-class feature gradients and counts. With another
+    ``frame`` the anchors start at the prototypes in a frame of the server's and are mapped into each client's space.
+    Joins FedSAF (arXiv:2605.05959) and FedHPro (arXiv:2605.13475). Why so: docs/adr/0009-common-anchors.md.
     """
 
     point = Point(prototypes="hyper", alignment="gcsa+hpcl+hpal", share="none")
-    defaults = {"frame": "gram", "relation__shrink": 0.5}  # noqa: RUF012 - read only
+    defaults = {  # noqa: RUF012 - read only
+        "frame": "shared",
+        "relation__shrink": 0.5,
+        "hyper__init": "normal",
+        "hyper__margin": "literal",
+        "hyper__form": "paper_mean",
+        "hyper__pcl": 1.0,
+        "hyper__pal": 1.0,
+    }

@@ -178,7 +178,7 @@ def test_a_frame_that_cannot_be_made_is_that_of_the_round_before(federation, mon
         raise FrameError("no eigenvalues")
 
     monkeypatch.setattr("strategies.hyper.embed", fails)
-    run = federation.run(settings=FLAGSHIP)
+    run = federation.run(settings={**FLAGSHIP, "frame": "gram"})
     assert run.summary["status"] == "completed"
     assert "the frame of the round before is kept: no eigenvalues" in run.log
     assert not run.server()["present"].any()
