@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from isoproto.data import ClientData, to_float
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from isoproto.losses.hyper import Anchors
+from isoproto.precision import full_precision
 from isoproto.seeding import derive
 from models import FeatureModel
 
@@ -39,6 +40,7 @@ class LocalSettings:
     weight_decay: float
     proto_source: str
     augment: str = "none"
+    amp: str = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,7 @@ def train(
     Args:
         model: Trained in place; on the device that the data are moved to.
         data: The client's data; at least one training sample.
-        settings: Epochs, batches, optimiser, augmentation.
+        settings: Epochs, batches, optimiser, augmentation, precision of the model (losses are in float32 always).
         alignment: What to align to.
         generator: Source of the batch order; its seed is also that of dropout and of the
             augmentation, so that neither changes the order.
@@ -179,14 +181,18 @@ def train(
     running: Statistics | None = None
     augment = AUGMENTATIONS[settings.augment]
     draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "augment"))
+    amp = torch.autocast(device.type, torch.bfloat16) if settings.amp == "bf16" else nullcontext()
     with _dropout_from(generator, device):
         for epoch in range(settings.epochs):
             last = epoch == settings.epochs - 1
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
             for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
-                features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
-                loss = cross_entropy = functional.cross_entropy(model.head(features), y)
+                with amp:
+                    features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
+                    logits = model.head(features)
+                features = full_precision(features)  # what losses and class means are made of
+                loss = cross_entropy = functional.cross_entropy(full_precision(logits), y)
                 terms = drawn = nothing
                 if goal is not None:
                     terms = goal(features)

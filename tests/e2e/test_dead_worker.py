@@ -5,10 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.e2e.processes import ROOT, family, figures, isoproto, lines, only_run, rounds_done, run, started, until
+from tests.e2e.processes import ROOT, figures, isoproto, lines, only_run, rounds_done, run, started, until, workers
 
 ROUNDS = 8
 
@@ -41,7 +40,3 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     run(command, 900, cwd=ROOT)
     left_alone = only_run(tmp_path / "left" / "runs")
     assert figures(folder) == figures(left_alone)
-
-
-def workers(pid: int) -> list[psutil.Process]:
-    return [process for process in family(pid) if "ray::ClientAppActor" in " ".join(process.cmdline())]
