@@ -69,6 +69,7 @@ def run_under_flower(
     *,
     clients: int,
     cpus_per_client: int = 1,
+    gpus_per_client: float = 0.0,
     install_dependencies: bool = False,
 ) -> None:
     """Run the app with ``flwr run`` and its log on standard output.
@@ -78,6 +79,8 @@ def run_under_flower(
         clients: Number of clients. A few nodes stand for them: Flower looks after each node ten times a second, which
             with 200 of them takes an eighth of a core from the training.
         cpus_per_client: CPUs that Ray reserves for a worker; cores / cpus_per_client workers run at once.
+        gpus_per_client: GPUs that Ray reserves for a worker besides, if any: with 0.25 four workers share one, and a
+            worker sees no other. With 0 Ray reserves none, and all workers see all GPUs.
         install_dependencies: Let Flower install the app's dependencies into an environment of the run.
 
     Raises:
@@ -92,6 +95,8 @@ def run_under_flower(
             _start_superlink(start, environment, install_dependencies=install_dependencies)
             nodes = min(clients, _NODES_PER_CORE * cores)
             federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus_per_client}"
+            if gpus_per_client:
+                federation += f" client-resources-num-gpus={gpus_per_client}"
             command = [tool("flwr"), "run", str(app_folder()), "--stream", "--federation-config", federation]
             command += ["--run-config", str(overrides)]
             returncode = start(command).wait()

@@ -161,8 +161,8 @@ def main() -> None:
         found[name] = measure(sizes[name], arguments.folder)
         print(name, json.dumps(found[name], indent=1), flush=True)
     if not arguments.force:
-        command = f"python benchmarks/speed/scale.py --large-clients {found[LARGE]['clients']}"
         ordered = {name: found[name] for name in SIZES if name in found}
+        command = f"python benchmarks/speed/scale.py --large-clients {ordered.get(LARGE, sizes[LARGE])['clients']}"
         print("wrote", write_results("scale", {"command": command, "targets": TARGETS, "sizes": ordered}))
 
 
