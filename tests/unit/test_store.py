@@ -143,7 +143,6 @@ def test_damage_of_later_rounds_is_no_matter_to_an_earlier_one(store):
     assert store.load(before=5) is None
 
 
-@pytest.mark.parametrize("broken", [lambda: small_files(100), full_disk], ids=["short", "full"])
 def test_a_client_that_trains_now_and_then_keeps_what_the_older_checkpoint_asks_for(store):
     for r in (1, 5, 9, 10):
         store.save(r, model(r))
@@ -152,6 +151,7 @@ def test_a_client_that_trains_now_and_then_keeps_what_the_older_checkpoint_asks_
     assert tags(store) == ["round-000010.safetensors", "round-000014.safetensors"]
 
 
+@pytest.mark.parametrize("broken", [lambda: small_files(100), full_disk], ids=["short", "full"])
 def test_a_full_disk_keeps_the_generations_before(store, broken):
     for server_round in (1, 2):
         store.save(server_round, model(server_round))
