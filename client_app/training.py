@@ -189,7 +189,8 @@ def train(
             labels = [data.train_y[index].to(device) for index in order]
             for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
                 with amp:
-                    features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
+                    x = to_float(augment(data.train_x[index].to(device), draws), model.layout)
+                    features = model.features(x)
                     logits = model.head(features)
                 features = full_precision(features)  # what losses and class means are made of
                 loss = cross_entropy = functional.cross_entropy(full_precision(logits), y)
@@ -243,7 +244,7 @@ def extract(model: FeatureModel, x: Tensor) -> Tensor:
     numbers = x[:1].numel() * (_TOKEN_NUMBERS if x.dtype == torch.int32 else 1)
     at_once = _EVAL_NUMBERS["cpu" if device.type == "cpu" else "other"] // max(1, numbers)
     # Equal parts: a short one at the end costs nearly as much as a full one.
-    parts = [model.features(to_float(part.to(device))) for part in _equal_parts(x, max(1, at_once))]
+    parts = [model.features(to_float(part.to(device), model.layout)) for part in _equal_parts(x, max(1, at_once))]
     return torch.cat(parts) if parts else torch.zeros(0, model.width, device=device)
 
 
