@@ -60,6 +60,10 @@ bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.m
 	$(BIN)/python benchmarks/speed/startup.py
 	$(BIN)/python benchmarks/speed/table.py
 
+bench-scale: setup ## many clients: large models on disk, thousands of small ones (20 GB of disk meanwhile)
+	$(BIN)/python benchmarks/speed/scale.py
+	$(BIN)/python benchmarks/speed/table.py
+
 gpu-check: ## local training on this machine's GPU, with its own PyTorch and NumPy; installs nothing
 	$(PYTHON) benchmarks/gpu/check.py
 

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import json
 import logging
-import os
+import socket
 import sys
 import time
 import zlib
@@ -146,7 +146,10 @@ class Client:
         spec = _spec(dataset, config, head)
         data = client_data(dataset, split)
         domain = _domain(dataset, split)
-        return cls(name, partitions, config, architecture, data, domain, spec, choose_device(config.device))
+        device = choose_device(config.device)
+        if config.amp != "off" and not torch.amp.is_autocast_available(device.type):
+            raise ConfigError(f"client {name}: PyTorch has no autocast on its device {device}; set amp = 'off'")
+        return cls(name, partitions, config, architecture, data, domain, spec, device)
 
     @property
     def num_classes(self) -> int:
@@ -160,6 +163,8 @@ class Client:
     def model(self, experiment: str, before: int) -> "Opened":
         """Return its model as it was when ``before`` began: saved, or initialised from the seed."""
         saved = self.store(experiment).load(before)
+        if saved is None:
+            self._require_same_folder(experiment)
         tested = self._tested(saved.note) if saved else None
         if saved is None and self.config.init_from:
             source = self.store(self.config.init_from)
@@ -190,6 +195,20 @@ class Client:
         if means is not None and counts is not None and scatter is not None:
             own = Own(means, counts, float(scatter))
         return Opened(model, tested, own)
+
+    def _require_same_folder(self, experiment: str) -> None:
+        """Refuse to start anew where another machine of the simulation may hold the client's model.
+
+        Raises:
+            StateError: If the state folder here is not the one that the server has.
+        """
+        root = paths.state_dir(self.config.state_dir)
+        if _simulation_worker() and not paths.is_marked(root, experiment):
+            raise StateError(
+                f"client {self.name}: the state folder {root} of {socket.gethostname()} is not the one of the machine "
+                "that the run was started on, and the client's model may be there. Set `state-dir` to a folder that "
+                "all machines of the Ray cluster share (docs/scale.md)"
+            )
 
     def note(self, tested: wire.Evaluation) -> str:
         """Return what is saved with a model: its accuracy, and on what data."""
@@ -228,11 +247,14 @@ class Client:
 
 
 def _simulation_worker() -> int:
-    """Return the id of this process if it is one of Ray's workers, which may answer for any client of a simulation."""
+    """Return the id of this process if it is one of Ray's workers, which may answer for any client of a simulation.
+
+    Not the number of the process: two machines of a cluster may have the same one.
+    """
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+    if ray is None or not ray.is_initialized() or not (actor := ray.get_runtime_context().get_actor_id()):
         return 0
-    return os.getpid()
+    return 1 + int(actor[:9], 16)  # 36 of its random bits
 
 
 def _simulated() -> bool:
@@ -464,6 +486,7 @@ def in_cohort(client: Client) -> bool:
     return (
         config.cohort == "on"
         and config.augment == "none"
+        and config.amp == "off"
         and not client.spec.head
         and pays(client.architecture, config.batch_size, client.device)
         and len(client.data.train_y) > 0

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,16 +12,13 @@ import safetensors.torch
 from torch import Tensor
 
 from isoproto.errors import StateError
-from isoproto.paths import write_atomically
+from isoproto.paths import component, experiment_dir, write_atomically
 
 _log = logging.getLogger("isoproto")
 
 _WHOLE, _DAMAGED = ".safetensors", ".damaged"
 _NOTE = "note"
 _ANY_ROUND = 2**31  # after every round there is
-
-# The server may die in round r + 1, find its checkpoint of round r damaged, and go on from the one before it.
-_GENERATIONS = 3
 
 
 class Saved(NamedTuple):
@@ -46,7 +42,7 @@ class ClientStore:
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
         self.client = client
-        self.folder = root / _file_name(experiment) / _file_name(client)
+        self.folder = experiment_dir(root, experiment) / component(client)
 
     def load(self, before: int = _ANY_ROUND) -> Saved | None:
         """Return the newest model that was saved in a round < ``before``, or ``None`` if there is none.
@@ -88,7 +84,9 @@ class ClientStore:
 
         def write() -> None:
             write_atomically(self._path(server_round), content)
-            for tag in self._rounds()[_GENERATIONS:]:
+            # The server may die in this round, find its checkpoint of the round before damaged, go on from that of
+            # round r - 2, and ask for a model from before round r - 1 again.
+            for tag in self._rounds(server_round - 1)[1:]:
                 self._path(tag).unlink(missing_ok=True)
 
         return write
@@ -107,8 +105,3 @@ def _note(content: bytes) -> str:
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return str(header.get("__metadata__", {}).get(_NOTE, ""))
-
-
-def _file_name(name: str) -> str:
-    """Return ``name`` as one component of a path; ``..`` is none that leads out of the folder."""
-    return urllib.parse.quote(name, safe="").replace(".", "%2E")

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -37,6 +37,10 @@ EngineOption = Annotated[
     str,
     typer.Option("--engine", help="in-process: here, one client after the other; flower: flwr run with Ray."),
 ]
+CpusOption = Annotated[int, typer.Option("--cpus-per-client", min=1, help="CPUs Ray reserves per worker (flower).")]
+GpusOption = Annotated[
+    float, typer.Option("--gpus-per-client", min=0.0, help="GPUs likewise; 0.25: four workers share one (flower).")
+]
 OutputOption = Annotated[
     Path | None, typer.Option("--output-dir", help="Folder of run folders.", envvar="ISOPROTO_OUTPUT_DIR")
 ]
@@ -47,11 +51,13 @@ def run(
     run_config: RunConfigOption = None,
     clients: ClientsOption = 20,
     engine: EngineOption = "in-process",
-    cpus_per_client: Annotated[int, typer.Option(min=1, help="CPUs Ray reserves per worker (flower).")] = 1,
+    cpus_per_client: CpusOption = 1,
+    gpus_per_client: GpusOption = 0.0,
     output_dir: OutputOption = None,
 ) -> None:
     """Run one federation with simulated clients."""
-    _start(read_overrides(run_config or []), clients, engine, cpus_per_client, output_dir)
+    workers = {"cpus_per_client": cpus_per_client, "gpus_per_client": gpus_per_client}
+    _start(read_overrides(run_config or []), clients, engine, workers, output_dir)
 
 
 @app.command()
@@ -59,7 +65,8 @@ def resume(
     run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
     clients: Annotated[int | None, typer.Option("--clients", min=1, help="As many as the run had, by default.")] = None,
     engine: EngineOption = "in-process",
-    cpus_per_client: Annotated[int, typer.Option(min=1)] = 1,
+    cpus_per_client: CpusOption = 1,
+    gpus_per_client: GpusOption = 0.0,
     output_dir: OutputOption = None,
     connection: Annotated[
         str, typer.Option(metavar="NAME", help="Go on at the SuperLink of this entry of Flower's config.toml.")
@@ -74,7 +81,8 @@ def resume(
         run_at(connection, {"resume": run_name})
         return
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
-    _start({"resume": str(folder)}, clients or _clients(folder), engine, cpus_per_client, output_dir)
+    workers = {"cpus_per_client": cpus_per_client, "gpus_per_client": gpus_per_client}
+    _start({"resume": str(folder)}, clients or _clients(folder), engine, workers, output_dir)
 
 
 @app.command()
@@ -148,7 +156,9 @@ def _clients(folder: Path) -> int:
         raise ConfigError(f"{folder} stopped before its clients were known; say how many with --clients") from err
 
 
-def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client: int, output_dir: Path | None) -> None:
+def _start(
+    values: dict[str, Scalar], clients: int, engine: str, workers: dict[str, Any], output_dir: Path | None
+) -> None:
     """Fill in this caller's folders (a Flower process has its own environment) and run."""
     values.setdefault("output-dir", str((output_dir or paths.output_dir()).absolute()))
     values.setdefault("state-dir", str(paths.state_dir().absolute()))
@@ -163,7 +173,7 @@ def _start(values: dict[str, Scalar], clients: int, engine: str, cpus_per_client
         from server_app.app import unknown_names
 
         RunConfig.from_mapping(values, check=unknown_names)  # Flower would start first, and name no unknown key
-        run_under_flower(values, clients=clients, cpus_per_client=cpus_per_client)
+        run_under_flower(values, clients=clients, **workers)
     elif engine == "in-process":
         from client_app.app import app as client_app
         from isoproto.in_process import InProcessGrid, task_identity

@@ -124,9 +124,11 @@ class RunConfig:
         momentum: Momentum of SGD, in [0, 1).
         weight_decay: Its L2 penalty, >= 0.
         device: ``auto`` takes a GPU where there is one.
+        amp: Precision of a model's forward and backward pass in local training: ``bf16`` is PyTorch's autocast to
+            bfloat16; weights, losses, statistics and evaluation stay in float32.
         cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models and
-            batches in ``client_app.cohort``, with linear heads and without augmentation), or all one by one (``off``).
-            Rounding differs, nothing else.
+            batches in ``client_app.cohort``, with linear heads and without augmentation or ``amp``), or all one by one
+            (``off``). Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
         clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
@@ -236,6 +238,7 @@ class RunConfig:
     momentum: float = _number(0.9, 0, 0.999)
     weight_decay: float = _number(0.0, 0)
     device: str = AUTO
+    amp: str = _one_of("off", "off", "bf16")
     cohort: str = _one_of("on", "on", "off")
 
     evaluate_every: int = _number(0, 0)

@@ -3,6 +3,8 @@
 ``flwr run`` leaves its SuperLink running and exits with 0 even when the run failed. Here a SuperLink is started
 for one run, in an empty folder (started from a checkout, Ray's workers would import the working tree, not the
 bundle), with its own Flower home and port, and ended with the run, however that ends.
+
+With RAY_ADDRESS in the environment, clients are simulated on that cluster of machines, see docs/scale.md.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from isoproto import paths
 from isoproto.config import Scalar
 from isoproto.errors import FederationError
 from isoproto.run_folder import to_toml
@@ -30,7 +33,7 @@ from isoproto.run_folder import to_toml
 _log = logging.getLogger("isoproto")
 
 _Start = Callable[..., "subprocess.Popen[bytes]"]
-_START_LIMIT_S = 120
+_START_LIMIT_S, _ANSWER_LIMIT_S = 120, 5
 # Enough that every worker is asked by one of them, and says who it is, before the first round.
 _NODES_PER_CORE = 4
 _SETTINGS = {
@@ -41,6 +44,7 @@ _SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "1",
 }
+_CLUSTER = "RAY_ADDRESS"  # how Ray is told of a cluster to join
 # Ray keeps sockets below the folder of a run: 85 characters more, where macOS allows 103 in a socket's path.
 _LONGEST_TMP = 16
 
@@ -65,6 +69,7 @@ def run_under_flower(
     *,
     clients: int,
     cpus_per_client: int = 1,
+    gpus_per_client: float = 0.0,
     install_dependencies: bool = False,
 ) -> None:
     """Run the app with ``flwr run`` and its log on standard output.
@@ -74,19 +79,24 @@ def run_under_flower(
         clients: Number of clients. A few nodes stand for them: Flower looks after each node ten times a second, which
             with 200 of them takes an eighth of a core from the training.
         cpus_per_client: CPUs that Ray reserves for a worker; cores / cpus_per_client workers run at once.
+        gpus_per_client: GPUs that Ray reserves for a worker besides, if any: with 0.25 four workers share one, and a
+            worker sees no other. With 0 Ray reserves none, and all workers see all GPUs.
         install_dependencies: Let Flower install the app's dependencies into an environment of the run.
 
     Raises:
         FederationError: If the run did not complete.
     """
+    cores = _cluster_cores() or os.cpu_count() or 1
     with _leaving_on_sigterm(), _scratch() as home:
         environment = _environment(home)
         overrides = home / "run-config.toml"
         overrides.write_text(to_toml({**run_config, "clients": clients}))
         with _process_group(env=environment, cwd=home) as start:
             _start_superlink(start, environment, install_dependencies=install_dependencies)
-            nodes = min(clients, _NODES_PER_CORE * (os.cpu_count() or 1))
+            nodes = min(clients, _NODES_PER_CORE * cores)
             federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus_per_client}"
+            if gpus_per_client:
+                federation += f" client-resources-num-gpus={gpus_per_client}"
             command = [tool("flwr"), "run", str(app_folder()), "--stream", "--federation-config", federation]
             command += ["--run-config", str(overrides)]
             returncode = start(command).wait()
@@ -97,12 +107,40 @@ def run_under_flower(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make an empty folder for the block."""
-    parent = tempfile.gettempdir()
-    if len(parent) > _LONGEST_TMP:
-        parent = "/tmp"  # noqa: S108 - everywhere, and short
+    """Make an empty folder for the block; on a cluster, one that all machines see: the app's code will be in it."""
+    if _CLUSTER in os.environ:
+        parent = paths.home() / "flower"
+        parent.mkdir(parents=True, exist_ok=True)
+    else:
+        parent = Path(tempfile.gettempdir())
+        if len(str(parent)) > _LONGEST_TMP:
+            parent = Path("/tmp")  # noqa: S108 - everywhere, and short
     with tempfile.TemporaryDirectory(prefix="isoproto-", dir=parent) as path:
         yield Path(path)
+
+
+def _cluster_cores() -> int:
+    """Return how many CPUs the Ray cluster of RAY_ADDRESS has; 0 without one.
+
+    Raises:
+        FederationError: If none answers there.
+    """
+    if not (address := os.environ.get(_CLUSTER)):
+        return 0
+    import ray
+
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_LIMIT_S).close()  # Ray would try for minutes
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+        return int(ray.cluster_resources().get("CPU", 0))
+    except (OSError, RuntimeError, ValueError) as err:
+        raise FederationError(
+            f"{_CLUSTER} is {address!r}, and there is no Ray cluster at that host:port that this machine is part of: "
+            f"{err}. Start Ray on each machine (docs/scale.md), or unset it to simulate on this machine alone"
+        ) from err
+    finally:
+        ray.shutdown()
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -7,7 +7,8 @@ Everything is computed in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from isoproto.prototypes import Contribution
 RANK = 1e-5  # singular values below this share of the largest are taken for rounding noise of float32 prototypes
 COINCIDE = 1e-12  # ratio of squared lengths below which rows are taken for one point
 ALTERNATIONS = 8
+_AT_ONCE = 128  # clients of one batch of small decompositions: more take memory and save no time
 
 Weighting = Literal["counts", "uniform"]
 
@@ -85,23 +87,58 @@ def similarity_map(source: Tensor, target: Tensor, weights: Tensor) -> Similarit
         >>> there.forward(torch.tensor([1.0, 1.0])).round(), there.backward(torch.tensor([3.0, 2.0])).round()
         (tensor([3., 2.]), tensor([1., 1.]))
     """
-    source, target, share = source.double(), target.double(), weights.double()
-    share = (share / share.sum()).unsqueeze(1)
-    source_mean, target_mean = (share * source).sum(0), (share * target).sum(0)
-    a, b = share.sqrt() * (source - source_mean), share.sqrt() * (target - target_mean)
-    a_energy, b_energy = a.square().sum(), b.square().sum()
-    spread = (a_energy > COINCIDE * (share * source.square()).sum()) & (
-        b_energy > COINCIDE * (share * target.square()).sum()
+    if len(source) < 2:
+        return None
+    maps = _similarity_maps(source.double().unsqueeze(0), target.double().unsqueeze(0), weights.double().unsqueeze(0))
+    if not maps.there:
+        return None
+    keep = maps.keep[0]
+    return Similarity(
+        maps.left[0, :, keep], maps.right[0, keep], float(maps.scale), maps.source_mean[0, 0], maps.target_mean[0, 0]
     )
-    if len(source) < 2 or not spread:
-        return None
+
+
+class _Maps(NamedTuple):
+    """What :func:`similarity_map` returns, for N pairs of matrices of equal shapes."""
+
+    left: Tensor  # [N, d1, r]
+    right: Tensor  # [N, r, d2]
+    keep: Tensor  # [N, r] which of the r directions are more than noise
+    scale: Tensor  # [N]
+    source_mean: Tensor  # [N, 1, d1]
+    target_mean: Tensor  # [N, 1, d2]
+    there: Tensor  # [N] whether there is a map
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``x`` ``[N, n, d1]``."""
+        factors = (self.keep * self.scale.unsqueeze(1)).unsqueeze(1)
+        return ((x - self.source_mean) @ self.left * factors) @ self.right + self.target_mean
+
+
+def _similarity_maps(source: Tensor, target: Tensor, weights: Tensor) -> _Maps:
+    """Make N maps at once, of ``[N, n, d1]`` to ``[N, n, d2]`` with weights ``[N, n]``, n >= 2, all in float64."""
+    share = _ratio(weights, weights.sum(1, keepdim=True)).unsqueeze(2)
+    source_mean, target_mean = ((share * x).sum(1, keepdim=True) for x in (source, target))
+    a, b = share.sqrt() * (source - source_mean), share.sqrt() * (target - target_mean)
+    a_energy, b_energy = (x.square().sum((1, 2)) for x in (a, b))
+    there = (a_energy > COINCIDE * (share * source.square()).sum((1, 2))) & (
+        b_energy > COINCIDE * (share * target.square()).sum((1, 2))
+    )
     # The SVD of A^T B [d1, d2] is that of a product of triangular factors, at most [n, n].
-    (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a.T), torch.linalg.qr(b.T)
-    u, sigma, vh = torch.linalg.svd(r_a @ r_b.T, full_matrices=False)
-    if sigma[0] <= RANK * (a_energy * b_energy).sqrt():
-        return None
-    keep = sigma > RANK * sigma[0]
-    return Similarity(q_a @ u[:, keep], vh[keep] @ q_b.T, float(sigma.sum() / a_energy), source_mean, target_mean)
+    (q_a, r_a), (q_b, r_b) = _factors(a), _factors(b)
+    u, sigma, vh = torch.linalg.svd(r_a @ r_b.mT, full_matrices=False)
+    largest = sigma[:, :1]
+    there &= largest[:, 0] > RANK * (a_energy * b_energy).sqrt()
+    left, right = u if q_a is None else q_a @ u, vh if q_b is None else vh @ q_b.mT
+    return _Maps(left, right, sigma > RANK * largest, sigma.sum(1) / a_energy, source_mean, target_mean, there)
+
+
+def _factors(x: Tensor) -> tuple[Tensor | None, Tensor]:
+    """QR of ``x^T``, for ``x`` ``[N, n, d]``; where it would make nothing smaller, ``x^T`` itself."""
+    if x.shape[2] <= x.shape[1]:
+        return None, x.mT
+    q, r = torch.linalg.qr(x.mT)
+    return q, r
 
 
 class Relations(NamedTuple):
@@ -253,19 +290,19 @@ def _unit(contribution: Contribution) -> Contribution:
 
 def _held_pairs(contributions: Sequence[Contribution], num_classes: int, weighting: Weighting) -> tuple[_Pairs, Tensor]:
     """All pairs of all clients end to end, and their weights: memory goes with what was sent, not with N C^2."""
-    cells, distances, inverses = [], [], []
-    for contribution in contributions:
-        i, j = torch.triu_indices(len(contribution.class_ids), len(contribution.class_ids), 1)
-        cells.append(contribution.class_ids[i] * num_classes + contribution.class_ids[j])
-        distances.append(torch.pdist(contribution.means.double()).square())
-        inverse = contribution.counts.double().reciprocal()
-        inverses.append(inverse[i] + inverse[j])
-    sizes = torch.tensor([len(cell) for cell in cells], dtype=torch.int64)
+    whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
+    ids = torch.cat([whole, *(c.class_ids for c in contributions)])
+    inverse = torch.cat([whole, *(c.counts for c in contributions)]).double().reciprocal()
+    sizes = [len(c.class_ids) for c in contributions]
+    corners = {size: torch.triu_indices(size, size, 1) for size in set(sizes)}
+    starts = itertools.accumulate(sizes, initial=0)
+    i, j = torch.cat([whole.view(2, 0), *(corners[s] + start for s, start in zip(sizes, starts, strict=False))], 1)
+    entries = torch.tensor([corners[size].shape[1] for size in sizes], dtype=torch.int64)
     pairs = _Pairs(
-        torch.arange(len(cells)).repeat_interleave(sizes),
-        torch.cat([torch.zeros(0, dtype=torch.int64), *cells]),
-        torch.cat([torch.zeros(0, dtype=torch.float64), *distances]),
-        torch.cat([torch.zeros(0, dtype=torch.float64), *inverses]),
+        torch.arange(len(sizes)).repeat_interleave(entries),
+        ids[i] * num_classes + ids[j],
+        torch.cat([real, *(torch.pdist(c.means.double()) for c in contributions)]).square(),
+        inverse[i] + inverse[j],
     )
     return pairs, 2 / pairs.inverse if weighting == "counts" else torch.ones_like(pairs.inverse)
 
@@ -506,17 +543,36 @@ def align(contributions: Sequence[Contribution], reference: Tensor, present: Ten
     # Every map acts within the row spaces of the client and of the reference, so their coordinates there will do.
     basis, triangle = torch.linalg.qr(torch.where(present.unsqueeze(1), reference, 0).double().T)
     vectors = triangle.T.contiguous()  # [C, min(C, d)]
-    clients = [c._replace(means=torch.linalg.qr(c.means.double().T, mode="r").R.T) for c in contributions]
+    batches = list(_batches(contributions))
     for _ in range(iterations):
         total, weight = torch.zeros_like(vectors), torch.zeros(len(vectors), dtype=torch.float64)
-        for ids, means, counts, _samples in clients:
-            shared = present[ids]
-            there = similarity_map(means[shared], vectors[ids[shared]], counts[shared])
-            if there is not None:
-                total.index_add_(0, ids, counts.unsqueeze(1) * there.forward(means))
-                weight.index_add_(0, ids, counts.double())
+        for ids, rows, counts in batches:
+            # A row of weight 0 has no part in the map.
+            maps = _similarity_maps(rows, vectors[ids], counts * present[ids])
+            there = maps.there
+            weighted = counts.unsqueeze(2) * maps.forward(rows)
+            total.index_add_(0, ids[there].flatten(), weighted[there].flatten(0, 1))
+            weight.index_add_(0, ids[there].flatten(), counts[there].flatten())
         aligned = (weight > 0).unsqueeze(1)
         vectors = torch.where(aligned, _ratio(total, weight.unsqueeze(1)), vectors)
         present = present | (weight > 0)
         vectors = _standardised(vectors, present)
     return Aligned((vectors @ basis.T).float(), present)
+
+
+def _batches(contributions: Sequence[Contribution]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield classes, means and counts of clients with equally many classes, ``[N, n]``, ``[N, n, m]``, ``[N, n]``.
+
+    The means are rotated: only what they look like to one another is left, ``m <= n`` coordinates. A client with fewer
+    than two classes is in none of the batches.
+    """
+    alike: dict[int, list[Contribution]] = {}
+    for contribution in contributions:
+        alike.setdefault(len(contribution.class_ids), []).append(contribution)
+    for rows, clients in alike.items():
+        for start in range(0, len(clients) if rows > 1 else 0, _AT_ONCE):
+            ids, means, counts, _ = zip(*clients[start : start + _AT_ONCE], strict=True)
+            stacked = torch.stack(means).double()
+            if rows < stacked.shape[2]:
+                stacked = torch.linalg.qr(stacked.mT, mode="r").R.mT
+            yield torch.stack(ids), stacked, torch.stack(counts).double()

@@ -3,10 +3,13 @@
 import contextlib
 import os
 import sys
+import urllib.parse
 from functools import partial
 from pathlib import Path
 
 from isoproto.errors import StateError
+
+_MARK = ".same-folder"
 
 
 def home() -> Path:
@@ -26,6 +29,30 @@ def output_dir(setting: str = "") -> Path:
 def state_dir(setting: str = "") -> Path:
     """Return the folder of client models: the setting, else ``state`` in ``home()``."""
     return Path(setting).expanduser() if setting else home() / "state"
+
+
+def component(name: str) -> str:
+    """Return ``name`` as one component of a path; ``..`` is none that leads out of the folder."""
+    return urllib.parse.quote(name, safe="").replace(".", "%2E")
+
+
+def experiment_dir(state: Path, experiment: str) -> Path:
+    """Return the folder of the client models of an experiment under a state folder."""
+    return state / component(experiment)
+
+
+def mark_experiment(state: Path, experiment: str) -> None:
+    """Leave a mark in an experiment's folder, by which processes of other machines know that it is the same one.
+
+    Raises:
+        StateError: If it cannot be written.
+    """
+    write_atomically(experiment_dir(state, experiment) / _MARK, b"")
+
+
+def is_marked(state: Path, experiment: str) -> bool:
+    """Whether :func:`mark_experiment` has been here."""
+    return (experiment_dir(state, experiment) / _MARK).exists()
 
 
 def keys_dir() -> Path:

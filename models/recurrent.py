@@ -7,6 +7,14 @@ from models.base import TextSpec
 from models.text import Words, at_end, inside, trimmed
 
 
+def _states(layers: nn.LSTM | nn.GRU, vectors: Tensor) -> Tensor:
+    """The upper layer's state at each place; in float32 on a CPU, where PyTorch has no LSTM in bfloat16 for each."""
+    if vectors.device.type != "cpu":
+        return layers(vectors)[0]  # type: ignore[no-any-return]
+    with torch.autocast("cpu", enabled=False):
+        return layers(vectors.float())[0]  # type: ignore[no-any-return]
+
+
 class _Recurrent(nn.Module):
     """Two layers; the state of the upper one after the last word. What follows in a batch cannot reach back to it."""
 
@@ -17,8 +25,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         vectors, lengths = self.words(tokens)
-        states, _ = self.layers(vectors)
-        return at_end(states, lengths)
+        return at_end(_states(self.layers, vectors), lengths)
 
 
 class _BothWays(nn.Module):
@@ -36,8 +43,8 @@ class _BothWays(nn.Module):
         # Two plain networks, since torch's bidirectional one would begin to read backwards in the padding.
         return torch.cat(
             [
-                at_end(self.onwards(self.words.vectors(tokens))[0], lengths),
-                at_end(self.backwards(self.words.vectors(backwards(tokens, lengths)))[0], lengths),
+                at_end(_states(self.onwards, self.words.vectors(tokens)), lengths),
+                at_end(_states(self.backwards, self.words.vectors(backwards(tokens, lengths))), lengths),
             ],
             dim=1,
         )

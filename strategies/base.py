@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from isoproto.config import AUTO, RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
 from isoproto.evaluation import evaluation_figures
 from isoproto.fingerprint import fingerprint, package_folder
+from isoproto.machines import machines, most_workers
 from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
@@ -395,10 +395,16 @@ class PrototypeStrategy(Strategy):
             len(self.classes),
             models,
         )
-        cores = os.cpu_count() or 1
+        here = machines()
         if self.workers:
-            _log.info("%d clients at once on %d cores", self.workers, cores)
-            if self.workers < min(cores, len(self.clients)):
+            _log.info("%d clients at once on %s", self.workers, here)
+            if self.workers >= most_workers() < min(here.cpus, len(self.clients)):
+                _log.warning(
+                    "cores are idle: Flower keeps %d workers busy at most, 4 more than the machine that the run was "
+                    "started on has cores, and no more than 32 (docs/scale.md)",
+                    most_workers(),
+                )
+            elif not here.gpus and self.workers < min(here.cpus, len(self.clients)):
                 _log.warning(
                     "cores are idle: each client reserves several CPUs, Flower's default. Let all work with "
                     '--federation-config "num-supernodes=%d client-resources-num-cpus=1"',

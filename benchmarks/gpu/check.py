@@ -1,19 +1,18 @@
 """What a GPU machine makes of local training: one script, generated data, nothing to install but PyTorch and NumPy.
 
-- a ResNet-18 client's epoch in the client's own loop over a bare loop's, both in bf16 autocast, channels last, with the
-  data on the device (the own loop asks for nothing of it: autocast and layout are set around it);
+- a ResNet-18 client's epoch in the client's own loop over a bare loop's, both in bf16 autocast (`amp = bf16`), channels
+  last, with the data on the device; and the own loop in float32;
 - what GCSA, RCSA and HPCL + HPAL add to a step;
 - memory after each of 20 rounds, in which clients' models take turns on the device;
 - cohort training: {"measured": false} until `client_app` can train several clients as one program.
 
     python benchmarks/gpu/check.py [--small] [--device cuda] [--output FILE]
 
-``make gpu-check`` runs it. Without a GPU it says so and runs small, on the CPU and in float32, with the project's small
-ResNet: that shows that it works, and no figure of it means anything. Without torchvision that ResNet is taken, too.
+``make gpu-check`` runs it. Without a GPU it says so and runs small, on the CPU, with the project's small ResNet: that
+shows that it works, and no figure of it means anything. Without torchvision that ResNet is taken, too.
 """
 
 import argparse
-import contextlib
 import json
 import statistics
 import sys
@@ -65,7 +64,7 @@ def make_data(size: Size, device: torch.device) -> ClientData:
     return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(size.classes))))
 
 
-def settings(size: Size) -> LocalSettings:
+def settings(size: Size, amp: str = "bf16") -> LocalSettings:
     """One epoch of SGD."""
     return LocalSettings(
         epochs=1,
@@ -75,6 +74,7 @@ def settings(size: Size) -> LocalSettings:
         momentum=0.9,
         weight_decay=0.0,
         proto_source="post-eval",
+        amp=amp,
     )
 
 
@@ -83,11 +83,6 @@ def make_model(size: Size, device: torch.device, seed: int) -> tuple[str, Featur
     name = size.model if find_spec("torchvision") else "resnet"
     model = create_model(name, ModelSpec(3, 32, 32, size.width, size.classes), seed).to(device)
     return name, model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
-
-
-def precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Bf16 autocast on a GPU, nothing elsewhere."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -106,7 +101,8 @@ def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     for index in torch.randperm(len(data.train_y), device=data.train_y.device).split(size.batch):
-        loss = functional.cross_entropy(model(data.train_x[index].float() / 255), data.train_y[index])
+        with torch.autocast(data.train_x.device.type, torch.bfloat16):
+            loss = functional.cross_entropy(model(data.train_x[index].float() / 255), data.train_y[index])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -129,17 +125,18 @@ def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
 def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
     """Median seconds of an epoch of each kind, taking turns, and ratios to the bare loop and to cross-entropy."""
     data, kinds = make_data(size, device), make_kinds(size, device)
-    names = ["bare", *kinds]
+    names = ["bare", "float32", *kinds]
     architecture, _ = make_model(size, device, seed=0)
     models = {name: make_model(size, device, seed=0)[1] for name in names}
 
     def epoch(name: str, turn: int) -> None:
-        with precision(device):
-            if name == "bare":
-                bare_epoch(models[name], data, size)
-            else:
-                generator = torch.Generator().manual_seed(turn)
-                train(models[name], data, settings(size), generator=generator, **kinds[name])
+        generator = torch.Generator().manual_seed(turn)
+        if name == "bare":
+            bare_epoch(models[name], data, size)
+        elif name == "float32":
+            train(models[name], data, settings(size, amp="off"), alignment=None, generator=generator)
+        else:
+            train(models[name], data, settings(size), generator=generator, **kinds[name])
 
     found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(size.turns + 1):
@@ -155,6 +152,7 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
         "model": architecture,
         "seconds per epoch": {name: statistics.median(each) for name, each in found.items()},
         "epoch over a bare loop": ratio("cross-entropy", "bare"),
+        "bf16 over float32": ratio("cross-entropy", "float32"),
         "step with an alignment": {name: ratio(name, "cross-entropy") for name in kinds if name != "cross-entropy"},
     }
 
@@ -166,10 +164,9 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
     for number in range(size.rounds):
         for index, model in enumerate(host):
             model.to(device)
-            with precision(device):
-                generator = torch.Generator().manual_seed(number)
-                train(model, data, settings(size), alignment=None, generator=generator)
-                extract(model, data.train_x)
+            generator = torch.Generator().manual_seed(number)
+            train(model, data, settings(size), alignment=None, generator=generator)
+            extract(model, data.train_x)
             host[index] = model.cpu()
         if device.type == "cuda":
             after.append(torch.cuda.memory_allocated(device) / 2**20)
@@ -191,7 +188,7 @@ def table(results: dict[str, Any]) -> str:
     """The results for people."""
     lines = [f"{results['machine']['device']}, PyTorch {results['machine']['torch']}, {results['model']}"]
     lines += [f"{name:24} {1e3 * value:10.1f} ms per epoch" for name, value in results["seconds per epoch"].items()]
-    lines.append(f"{'epoch over a bare loop':24} {results['epoch over a bare loop']:10.3f}")
+    lines += [f"{name:24} {results[name]:10.3f}" for name in ("epoch over a bare loop", "bf16 over float32")]
     lines += [
         f"{'with ' + name:24} {value:10.3f} of a step" for name, value in results["step with an alignment"].items()
     ]

@@ -206,6 +206,63 @@ def startup(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def scale(found: dict[str, Any]) -> list[str]:
+    """Rounds of thousands of clients; memory and disk of all sizes; what goes with what."""
+    sizes, targets = found["sizes"], found["targets"]
+    rounds, memory = [], []
+    for name, size in sizes.items():
+        start, end, disk = size["start"], size["end"], size["disk"]
+        seconds = [*start.values(), size["seconds"], *end.values()]
+        each = f"{size['milliseconds per participant']:.0f}"
+        rounds.append([name, str(size["clients"]), str(size["participants"]), *(f"{s:.1f}" for s in seconds), each])
+        early, late = size["memory"]["second_quarter_mib"], size["memory"]["last_quarter_mib"]
+        memory.append(
+            [
+                name,
+                *(f"{disk[part]:,.1f}" for part in ("model_mib", "state_mib", "run_folder_mib", "report_mib")),
+                f"{size['memory']['peak_mib']:,}",
+                f"{early:,}",
+                f"{late:,}",
+                f"{late / early:.2f} ({beside(late / early, targets['memory growth'])})",
+            ]
+        )
+    lines = [
+        *grid(
+            [
+                "size",
+                "clients",
+                "in a round",
+                "server app, s",
+                "all known, s",
+                "round 1 begins, s",
+                "a round, s",
+                "last evaluation and report, s",
+                "in all, s",
+                "ms per participant",
+            ],
+            rounds,
+        ),
+        "",
+        "Disk and memory in MiB (all processes, shared pages counted in each):",
+        "",
+        *grid(
+            ["size", "a model", "all models", "run folder", "report", "peak", "2nd quarter", "last quarter", "growth"],
+            memory,
+        ),
+    ]
+    few, rest, many = (sizes.get(name) for name in ("1,000 clients, 2 %", "5,000 clients, 0.4 %", "5,000 clients, 2 %"))
+    if few and rest and many:
+        proportion = many["milliseconds per participant"] / few["milliseconds per participant"]
+        resting = rest["seconds"] / few["seconds"]
+        text = (
+            f"Five times the participants take {proportion:.2f} times as long for each "
+            f"({beside(proportion, targets['seconds per participant'])}); four thousand clients more that rest make a "
+            f"round {resting:.2f} times as long ({beside(resting, targets['seconds for clients that rest'])})."
+        )
+        lines += ["", text]
+    return lines
+
+
 def data_memory(found: dict[str, Any]) -> list[str]:
     """MiB of the worst of some workers."""
     figures = found["figures"]
@@ -355,6 +412,15 @@ server app runs at 5.5, Ray starts at 6.7, a worker at 7.2, and a client's first
         after="""\
 torchvision, pillow and Ray are imported where they are used; tests/contract/test_import_weight.py lists what must not
 be imported at the start.""",
+    ),
+    Section(
+        "scale",
+        "Many clients",
+        """\
+Large models: ResNet-18, 20 rounds at 20 %, pictures and data so small that a round is seconds. Small clients: `mlp` and
+`tiny_cnn`, 18 pictures 16x16 to train and 6 to test, 15 rounds. Under Flower and Ray; all clients are evaluated
+before round 1 and after the last. Not part of `make bench`, but of `make bench-scale`.""",
+        scale,
     ),
     Section(
         "data_memory",

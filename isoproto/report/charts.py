@@ -46,6 +46,7 @@ PALETTE = {  # CSS variable -> (light, dark); every light colour occurs once, se
 # Colours of the heat maps: their opacity carries the number, so both schemes can show it.
 BLUE, ORANGE = (0.22, 0.46, 0.86), (0.90, 0.42, 0.10)
 POINTED = 2000  # cells up to which a drawing of the partition has words for each of them
+SINGLE = 500  # clients up to which each has a mark of its own; a thousand bars take matplotlib seconds
 CURVES = 60  # rounds up to which every step of gradient matching is drawn
 HALF, FULL = 500, 1120  # widths: two charts side by side, and one alone
 MARKERS = "os^Dv<>p"
@@ -152,7 +153,8 @@ def accuracy_by_client(history: History) -> Chart | None:
         "markerfacecolor": _colour("panel"),
         "markersize": 0.8 * dot,
     }
-    full: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": dot}
+    single = len(final) <= SINGLE
+    full: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": dot} if single else {"linewidth": 2}
 
     def draw(figure: "Figure") -> None:
         axes = _axes(figure, "clients, sorted within each architecture", "accuracy, %")
@@ -162,10 +164,12 @@ def accuracy_by_client(history: History) -> Chart | None:
             columns = columns[np.argsort(final[columns], kind="stable")]
             x = left + np.arange(len(columns))
             colour = _colour(f"series-{index % 8}")
-            if history.has_start:
+            if single and history.has_start:
                 faint = 0.35 if len(final) <= 60 else 0.15
                 axes.vlines(x, first[columns], final[columns], color=colour, alpha=faint)
                 axes.plot(x, first[columns], color=colour, **hollow)
+            if not single and history.has_start:
+                axes.plot(x, np.sort(first[columns]), color=colour, linestyle=":", linewidth=1.4)
             axes.plot(x, final[columns], color=colour, **full)
             axes.hlines(final[columns].mean(), x[0] - 0.45, x[-1] + 0.45, color=_colour("ink"), linewidth=1.6)
             centres.append(float(x.mean()))
@@ -178,20 +182,27 @@ def accuracy_by_client(history: History) -> Chart | None:
         axes.grid(visible=False, axis="x")
         _percent_limits(axes)
         if history.has_start:
-            axes.plot([], [], color=_colour("muted"), label="before training", **{**hollow, "markersize": 5})
+            mark = {**hollow, "markersize": 5} if single else {"linestyle": ":", "linewidth": 1.4}
+            axes.plot([], [], color=_colour("muted"), label="before training", **mark)
         axes.plot([], [], color=_colour("muted"), label="final", **{**full, "markersize": 6})
         axes.plot([], [], color=_colour("ink"), linewidth=1.6, label="mean of the architecture")
         _legend(figure, axes)
 
+    if single:
+        caption = "One dot is one client after the last round" + (
+            ", the hollow dot below or above it the same client before any training." if history.has_start else "."
+        )
+    else:
+        caption = "A curve joins the clients of an architecture, sorted, after the last round" + (
+            "; the dotted one, sorted for itself, before any training." if history.has_start else "."
+        )
     means = ", ".join(f"{plain(model, 40)} {np.nanmean(final[_of(history, model)]):.1f}%" for model in models)
     return _chart(
         "clients",
         "Final accuracy per client",
         draw,
         alt=f"Final accuracy of each client, grouped by architecture. Means: {means}.",
-        caption="One dot is one client after the last round"
-        + (", the hollow dot below or above it the same client before any training." if history.has_start else ".")
-        + " Clients with little test data move in coarse steps.",
+        caption=f"{caption} Clients with little test data move in coarse steps.",
     )
 
 
@@ -402,7 +413,11 @@ def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart |
         _class_ticks(heat, classes)
         _column_ticks(heat, [share.client for share in ordered])
         heat.set_xlabel("client")
-        bars.bar(range(len(ordered)), counts.sum(axis=0), color=_colour("muted"), alpha=0.55, linewidth=0)
+        samples, filled = counts.sum(axis=0), {"color": _colour("muted"), "alpha": 0.55, "linewidth": 0}
+        if len(ordered) <= SINGLE:
+            bars.bar(range(len(ordered)), samples, **filled)
+        else:
+            bars.stairs(samples, np.arange(len(ordered) + 1) - 0.5, fill=True, **filled)
         bars.set_ylabel("samples")
         bars.grid(visible=False, axis="x")
         bars.tick_params(axis="x", length=0, labelbottom=False)

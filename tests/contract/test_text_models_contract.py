@@ -39,6 +39,16 @@ def test_trains_on_two_texts_with_finite_gradients_everywhere(name: str, width: 
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_trains_in_bf16_on_a_cpu(name: str) -> None:
+    """PyTorch has no LSTM of that type for each processor."""
+    model = create_model(name, SPEC, seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(texts((3, 12)))
+    functional.cross_entropy(logits.float(), torch.tensor([0, 1])).backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_no_feature(name: str) -> None:
     """Neither how much of it there is, nor the other texts of the batch."""
     model = create_model(name, SPEC, seed=0).eval()

@@ -82,6 +82,16 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def workers(pid: int) -> list[psutil.Process]:
+    """Return those descendants of a process that simulate clients."""
+    found = []
+    for process in family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ray::ClientAppActor" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def kill(pid: int) -> list[psutil.Process]:
     """Kill a process and all its descendants hard, as a power cut would, and return what was killed."""
     killed = family(pid)

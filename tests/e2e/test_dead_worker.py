@@ -5,10 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.e2e.processes import ROOT, family, figures, isoproto, lines, only_run, rounds_done, run, started, until
+from tests.e2e.processes import ROOT, figures, isoproto, lines, only_run, rounds_done, run, started, until, workers
 
 ROUNDS = 8
 
@@ -22,7 +21,7 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path / "kill"))
     log = tmp_path / "log.txt"
-    command = isoproto("run", "--clients", "6", "-c", f"rounds={ROUNDS} seed=1")
+    command = isoproto("run", "-c", f"clients=6 rounds={ROUNDS} seed=1")
     flower = ["--engine", "flower", "--cpus-per-client", str(cpus_per_client)]
     with started([*command, *flower], log, cwd=ROOT) as process:
         folder = until(lambda: only_run(tmp_path / "kill" / "runs"), 600, "a run folder", process)
@@ -41,7 +40,3 @@ def test_the_run_fails_at_once_and_can_be_resumed(
     run(command, 900, cwd=ROOT)
     left_alone = only_run(tmp_path / "left" / "runs")
     assert figures(folder) == figures(left_alone)
-
-
-def workers(pid: int) -> list[psutil.Process]:
-    return [process for process in family(pid) if "ray::ClientAppActor" in " ".join(process.cmdline())]

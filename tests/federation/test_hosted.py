@@ -63,6 +63,14 @@ def test_a_node_that_is_not_simulated_is_one_client(federation, monkeypatch, pla
     assert federation.run(settings={"clients": 9}).steady() == plain.steady()
 
 
+def test_a_worker_that_does_not_see_the_servers_state_folder_starts_no_client_anew(federation, monkeypatch):
+    """As on another machine of a Ray cluster, when `state-dir` is not shared."""
+    federation.run()
+    monkeypatch.setattr("isoproto.paths.is_marked", lambda *_: False)
+    with pytest.raises(FederationError, match=r"the state folder .* is not the one of the machine that the run was"):
+        federation.run()
+
+
 @pytest.mark.parametrize(
     ("forge", "reason"),
     [

@@ -450,6 +450,28 @@ def test_a_class_that_comes_later_is_placed_by_those_who_know_others():
     assert got.present.all()
 
 
+def test_aligning_many_clients_at_once_is_aligning_each(monkeypatch):
+    """Of one to eight classes each, some of which the reference lacks; a batch takes two."""
+    monkeypatch.setattr(frames, "_AT_ONCE", 2)
+    g = generator()
+    reference, present = torch.randn(9, 6, generator=g), torch.arange(9) != 4
+    clients = []
+    for number in range(20):
+        ids = torch.randperm(9, generator=g)[: 1 + number % 8].sort().values
+        counts = torch.randint(1, 9, (len(ids),), generator=g)
+        clients.append(Contribution(ids, torch.randn(len(ids), 7, generator=g), counts, 50))
+    total, weight = torch.zeros(9, 6, dtype=torch.float64), torch.zeros(9, 1, dtype=torch.float64)
+    for ids, means, counts, _ in clients:
+        known = present[ids]
+        if there := similarity_map(means[known], reference[ids[known]], counts[known]):
+            total.index_add_(0, ids, counts.unsqueeze(1) * there.forward(means.double()))
+            weight.index_add_(0, ids, counts.double().unsqueeze(1))
+    wanted = frames._standardised(torch.where(weight > 0, total / weight, 0), weight[:, 0] > 0)
+    got = align(clients, reference, present, iterations=1)
+    torch.testing.assert_close(got.vectors, wanted.float())
+    assert got.present.all()
+
+
 def test_clients_count_by_their_samples():
     reference = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
     other = torch.tensor([[1.0, 0], [-1, 0], [0, 2], [0, -2]])

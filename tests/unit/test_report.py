@@ -488,6 +488,16 @@ def test_the_partition_tells_its_numbers_as_long_as_there_are_few(tmp_path, clas
     assert svg.count("<title>client ") == (20 * classes if told else 0)
 
 
+@pytest.mark.parametrize(("clients", "told"), [(500, "One dot is one client"), (501, "A curve joins the clients")])
+def test_drawings_of_many_clients_stay_small(tmp_path, clients, told):
+    folder = fabricate(tmp_path / "run", rounds=1, clients=clients)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert told in page
+    marks = sum((folder / "plots" / f"{name}.svg").read_text().count("<path") for name in ("clients", "partition"))
+    assert (marks > clients) == (clients <= 500)
+    assert ElementTree.parse(folder / "plots" / "clients.svg")
+
+
 def test_clients_that_were_not_asked_are_owned_up_to(tmp_path):
     text = Page(write_report(fabricate(tmp_path / "run", rounds=2, asked=5, status="running")).read_text()).text
     assert "count with their last value" in text

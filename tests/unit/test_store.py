@@ -143,6 +143,14 @@ def test_damage_of_later_rounds_is_no_matter_to_an_earlier_one(store):
     assert store.load(before=5) is None
 
 
+def test_a_client_that_trains_now_and_then_keeps_what_the_older_checkpoint_asks_for(store):
+    for r in (1, 5, 9, 10):
+        store.save(r, model(r))
+    assert [value(store.load(before=r)) for r in (9, 10, 11)] == [5, 9, 10]
+    store.save(14, model(14))
+    assert tags(store) == ["round-000010.safetensors", "round-000014.safetensors"]
+
+
 @pytest.mark.parametrize("broken", [lambda: small_files(100), full_disk], ids=["short", "full"])
 def test_a_full_disk_keeps_the_generations_before(store, broken):
     for server_round in (1, 2):

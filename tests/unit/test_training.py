@@ -185,6 +185,30 @@ def test_terms_are_reported_and_add_up(loss):
     assert losses["total"] == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_bf16_is_nearly_float32(name):
+    before, wide, narrow = (create_model(name, SPEC, seed=3) for _ in range(3))
+    (losses, _), (rounded, _) = (
+        train(model, client(), dataclasses.replace(SETTINGS, amp=amp), alignment("gcsa", 0.5, 0.5), generator())
+        for model, amp in ((wide, "off"), (narrow, "bf16"))
+    )
+    assert rounded != losses
+    assert rounded == pytest.approx(losses, rel=0.05, abs=0.02)
+    assert {t.dtype for t in narrow.parameters()} == {torch.float32}
+    moved = [(b - a).norm() for a, b in zip(before.parameters(), wide.parameters(), strict=True)]
+    apart = [(b - a).norm() for a, b in zip(wide.parameters(), narrow.parameters(), strict=True)]
+    assert sum(apart) < 0.5 * sum(moved)
+
+
+def test_under_bf16_the_model_is_narrow_and_what_is_made_of_it_is_not():
+    model, seen = linear_model(), []
+    model.head.register_forward_hook(lambda head, inputs, logits: seen.append(logits.dtype))
+    settings = dataclasses.replace(SETTINGS, amp="bf16", proto_source="last-epoch")
+    _, running = train(model, client(), settings, None, generator())
+    assert set(seen) == {torch.bfloat16}
+    assert running.sums.total.dtype == torch.float32
+
+
 def test_without_alignment_its_terms_are_zero():
     losses = trained(linear_model())[1]
     assert (losses["prototype"], losses["instance"]) == (0.0, 0.0)

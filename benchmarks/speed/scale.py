@@ -1,0 +1,170 @@
+"""Memory, disk and time of many clients: large models on disk, and thousands of small clients.
+
+Large models: 200 clients with a ResNet-18 each (11 million numbers), 20 rounds at 20 %, pictures and data so small that
+a round is seconds; what counts is that memory does not grow, and what lies on the disk. Small clients: 1,000 and 5,000
+with some kilobytes each at 2 %, and 5,000 with as few participants as the 1,000 have: what a round takes must go with
+its participants, not with all clients. Under Flower and Ray, as a user runs it.
+
+    python benchmarks/speed/scale.py [--large-clients 200] [--sizes NAME ...] [--force]
+
+Sizes that are not measured keep their place in the JSON.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import ROOT, require_idle, write_results
+from round_overhead import flatness, sample_memory
+
+from isoproto.flower_engine import run_under_flower
+from models import ModelSpec, create_model
+
+CLASSES, SAMPLES = 10, 24
+LARGE = "large models"
+SMALL = {"models": "mlp,tiny_cnn", "feature-dim": 64, "batch-size": 10, "rounds": 15}
+SIZES: dict[str, dict[str, Any]] = {
+    LARGE: {
+        "models": "resnet18",
+        "feature-dim": 512,
+        "batch-size": 10,
+        "rounds": 20,
+        "clients": 200,
+        "fraction": 0.2,
+    },
+    "1,000 clients, 2 %": {**SMALL, "clients": 1000, "fraction": 0.02},
+    "5,000 clients, 0.4 %": {**SMALL, "clients": 5000, "fraction": 0.004},
+    "5,000 clients, 2 %": {**SMALL, "clients": 5000, "fraction": 0.02},
+}
+# How much more memory the last quarter of a run may take than the second; how much longer than in proportion to its
+# participants a round may take, and how much longer for five times the clients with equally many participants.
+TARGETS = {"memory growth": 1.05, "seconds per participant": 1.0, "seconds for clients that rest": 1.1}
+WARM_UP = 2  # first rounds import, load data and fill caches
+GENERATIONS = 2.2  # models of a client on the disk, at most, see client_app/store.py
+
+
+def make_data(clients: int, path: Path) -> None:
+    """Write 16x16 pictures whose class is a pattern under noise, ``SAMPLES`` for each client."""
+    rng = np.random.default_rng(0)
+    y = np.arange(clients * SAMPLES) % CLASSES
+    patterns = rng.integers(0, 160, (CLASSES, 16, 16, 1), dtype=np.uint8)
+    x = patterns[y] + rng.integers(0, 96, (len(y), 16, 16, 1), dtype=np.uint8)
+    some, classes = slice(0, CLASSES), np.array([str(c) for c in range(CLASSES)])
+    np.savez(path, train_x=x[CLASSES:], train_y=y[CLASSES:], test_x=x[some], test_y=y[some], classes=classes)
+
+
+def measure(size: dict[str, Any], parent: Path) -> dict[str, Any]:
+    """Run one federation and return what it took."""
+    with tempfile.TemporaryDirectory(prefix="isoproto-scale-", dir=parent) as scratch:
+        folder = Path(scratch)
+        make_data(size["clients"], folder / "pictures.npz")
+        settings = {key: value for key, value in size.items() if key != "clients"}
+        settings |= {"data": f"npz:{folder / 'pictures.npz'}", "partition": "iid", "strategy": "fedsaf"}
+        settings |= {"output-dir": str(folder / "runs"), "state-dir": str(folder / "state")}
+        memory: list[tuple[float, float]] = []
+        stop = threading.Event()
+        sampler = threading.Thread(target=sample_memory, args=(memory, stop))
+        sampler.start()
+        began = time.time()
+        try:
+            run_under_flower(settings, clients=size["clients"])
+        finally:
+            stop.set()
+            sampler.join()
+        ended = time.time()
+        (run,) = (folder / "runs").iterdir()
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rounds = [line for line in lines if line["kind"] == "round"]
+        assert all(line["failed"] == 0 for line in rounds)
+        said = moments(run / "log.txt")
+        ends = [line["seconds"]["since_start"] for line in rounds]
+        # From the end of one round to the end of the next; an evaluation of everybody follows the last one.
+        each = [later - earlier for earlier, later in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)]
+        first = said("round 1/") - rounds[0]["seconds"]["round"]
+        participants = rounds[-1]["clients"]
+        return {
+            "clients": size["clients"],
+            "participants": participants,
+            "rounds": each,
+            "seconds": statistics.median(each),
+            "milliseconds per participant": 1e3 * statistics.median(each) / participants,
+            "server, seconds": statistics.median(line["seconds"]["server"] for line in rounds[WARM_UP:]),
+            "start": {
+                "the server app runs": said("run folder") - began,
+                "all clients are known": said("training samples of each client") - began,
+                "all are evaluated, round 1 begins": first - began,
+            },
+            "end": {
+                "last evaluation and report": said("report: ") - said(f"round {size['rounds']}/"),
+                "the command, all in all": ended - began,
+            },
+            "memory": flatness(memory),
+            "disk": {
+                "model_mib": model_mib(size),
+                "state_mib": used_mib(folder / "state"),
+                "run_folder_mib": used_mib(run),
+                "report_mib": used_mib(run / "report.html"),
+            },
+        }
+
+
+def moments(log: Path) -> Any:
+    """Return a function that says when, in seconds since 1970, the first line with some words was logged."""
+    lines = [line for line in log.read_text("utf8").splitlines() if line[:2] == "20"]
+
+    def when(words: str) -> float:
+        found = next(line for line in lines if words in line)
+        second, millisecond = found[:23].split(",")
+        return time.mktime(time.strptime(second, "%Y-%m-%d %H:%M:%S")) + int(millisecond) / 1e3
+
+    return when
+
+
+def used_mib(path: Path) -> float:
+    """MiB that a file, or a folder's files, take."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return round(sum(file.stat().st_size for file in files) / 2**20, 2)
+
+
+def model_mib(size: dict[str, Any]) -> float:
+    """MiB of the largest of a size's models."""
+    spec = ModelSpec(1, 16, 16, feature_dim=size["feature-dim"], num_classes=CLASSES)
+    states = (create_model(name, spec, seed=0).state_dict() for name in size["models"].split(","))
+    return round(max(sum(t.nbytes for t in state.values()) for state in states) / 2**20, 2)
+
+
+def main() -> None:
+    """Measure all sizes and write benchmarks/results/scale.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large-clients", type=int, default=SIZES[LARGE]["clients"], help="of the large models")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="what to measure")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where models go meanwhile")
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    sizes = {**SIZES, LARGE: {**SIZES[LARGE], "clients": arguments.large_clients}}
+    wanted = GENERATIONS * arguments.large_clients * model_mib(sizes[LARGE])
+    free = shutil.disk_usage(arguments.folder).free / 2**20
+    if LARGE in arguments.sizes and wanted > free:
+        sys.exit(f"{wanted / 1024:.0f} GiB are needed in {arguments.folder}, {free / 1024:.0f} are free; see --folder")
+    recorded = ROOT / "benchmarks" / "results" / "scale.json"
+    found = json.loads(recorded.read_text("utf8"))["sizes"] if recorded.exists() else {}
+    for name in arguments.sizes:
+        found[name] = measure(sizes[name], arguments.folder)
+        print(name, json.dumps(found[name], indent=1), flush=True)
+    if not arguments.force:
+        ordered = {name: found[name] for name in SIZES if name in found}
+        command = f"python benchmarks/speed/scale.py --large-clients {ordered.get(LARGE, sizes[LARGE])['clients']}"
+        print("wrote", write_results("scale", {"command": command, "targets": TARGETS, "sizes": ordered}))
+
+
+if __name__ == "__main__":
+    main()
