@@ -1,0 +1,165 @@
+"""Six data sets of the papers at small scale: `fedsaf` and `isoproto` against `local`, and curves, from one command.
+
+Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
+Cells are written to benchmarks/results/sets.json as they end; a second call runs only what is missing.
+
+    python benchmarks/reproduce/sets.py --data-dir DIR                  # run what is missing, then write docs/sets.md
+    python benchmarks/reproduce/sets.py --data-dir DIR "PACS | local"   # only cells whose names begin so
+    python benchmarks/reproduce/sets.py --table                         # only write the page and its curves
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from cells import ROOT, load, run_missing
+from matplotlib.figure import Figure
+
+RESULTS = ROOT / "benchmarks" / "results" / "sets.json"
+TABLE = ROOT / "docs" / "sets.md"
+FIGURES = ROOT / "docs" / "figures"
+COMMAND = "python benchmarks/reproduce/sets.py --data-dir DIR"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set and its clients, settings that differ from the defaults, and what to know of the result."""
+
+    clients: int
+    settings: Mapping[str, Any]
+    text: str
+
+    @property
+    def figure(self) -> str:
+        """Name of the picture of its curves."""
+        return f"sets-{self.settings['data'].partition(':')[0]}.svg"
+
+
+COMMON: dict[str, Any] = {"evaluate-every": 1, "seed": 0}
+# Those of HtFE6-txt but for its transformer, which costs more than the five others together.
+TEXT: dict[str, Any] = {
+    "models": "fasttext,lstm,bilstm,text_logistic,gru",
+    "feature-dim": 32,
+    "optimizer": "adam",
+    "batch-size": 16,
+}
+SETS: dict[str, Setting] = {
+    "CIFAR-10": Setting(
+        20,
+        {"data": "cifar10", "partition": "dirichlet", "alpha": 0.1, "max-samples": 12000, "rounds": 12},
+        "",
+    ),
+    "PACS": Setting(4, {"data": "pacs", "partition": "one_domain", "max-samples": 5000, "rounds": 12}, ""),
+    "Office-Caltech": Setting(10, {"data": "office_caltech", "partition": "domain:2,3,4,1", "rounds": 20}, ""),
+    "AG News": Setting(
+        20,
+        {"data": "ag_news", "partition": "dirichlet", "alpha": 1.0, "rounds": 12, **TEXT, "learning-rate": 0.01},
+        "",
+    ),
+    "Shakespeare": Setting(
+        20,
+        {
+            "data": "shakespeare:20",
+            "split": "official",
+            "partition": "user",
+            "rounds": 10,
+            **TEXT,
+            "learning-rate": 0.005,
+        },
+        "",
+    ),
+    "Reviews": Setting(
+        4,
+        {
+            "data": "amazon:books,dvd,electronics,kitchen_housewares",
+            "partition": "one_domain",
+            "rounds": 10,
+            **TEXT,
+            "learning-rate": 0.005,
+        },
+        "",
+    ),
+}
+METHODS = ("local", "fedsaf", "isoproto")
+
+
+def cells(name: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of every cell of a set by its name."""
+    return {f"{name} | {method}": {**COMMON, **SETS[name].settings, "strategy": method} for method in METHODS}
+
+
+def draw(name: str, done: Mapping[str, Any]) -> None:
+    """Draw the accuracy of each round."""
+    mpl.rcParams["svg.hashsalt"] = name  # equal figures are equal files
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for method in METHODS:
+        curve = done[f"{name} | {method}"]["curve"]
+        axes.plot(range(len(curve)), [100 * value for value in curve], marker="o", markersize=3, label=method)
+    axes.set(title=name, xlabel="round", ylabel="accuracy, %")
+    axes.legend()
+    figure.savefig(FIGURES / SETS[name].figure, metadata={"Date": None})
+
+
+def table() -> str:
+    """Return docs/sets.md; draw its curves."""
+    done = load(RESULTS)
+    wanted = {name: cell for each in SETS for name, cell in cells(each).items()}
+    absent = [name for name, settings in wanted.items() if done.get(name, {}).get("settings") != settings]
+    if absent:
+        raise SystemExit(f"{len(absent)} cells are missing, among them {absent[0]!r}; run {COMMAND}")
+    lines = [INTRODUCTION.format(command=COMMAND)]
+    lines += ["| set | method | final | last five | minus local | best round | worst decile | CPU, s |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for name in SETS:
+        control = done[f"{name} | local"]["accuracy"]["last5"]
+        for method in METHODS:
+            cell = done[f"{name} | {method}"]
+            own = cell["accuracy"]
+            mean, last, best, worst = (f"{100 * own[key]:.1f}" for key in ("mean", "last5", "best", "worst_decile"))
+            gain = "" if method == "local" else f"{100 * (own['last5'] - control):+.1f}"
+            best = f"{best} ({own['best_round']})"
+            lines.append(
+                f"| {name} | {method} | {mean} | {last} | {gain} | {best} | {worst} | {cell['cpu_seconds']:.0f} |"
+            )
+    for name, setting in SETS.items():
+        draw(name, done)
+        lines += ["", f"## {name}", "", setting.text.strip(), "", f"![Accuracy by round](figures/{setting.figure})"]
+    commits = sorted({done[name]["git_commit"] for name in wanted})
+    minutes = sum(done[name]["cpu_seconds"] for name in wanted) / 60
+    versions = ", ".join(f"{name} {version}" for name, version in done[next(iter(wanted))]["versions"].items())
+    lines += ["", f"{len(wanted)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {versions}."]
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# Data sets of the papers, at small scale
+
+Made by `{command}` from `benchmarks/results/sets.json`; no figure in the table is typed by hand.
+"""
+
+
+def main() -> None:
+    """Run what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="run cells whose names begin so, and write no page")
+    parser.add_argument("--data-dir", type=Path, help="folder of data files")
+    parser.add_argument("--workers", type=int, default=2, help="cells that run at once")
+    parser.add_argument("--table", action="store_true", help="only write the page from the JSON")
+    asked = parser.parse_args()
+    if not asked.table:
+        if asked.data_dir is None:
+            parser.error("--data-dir is missing")
+        for name, setting in SETS.items():
+            chosen = {n: c for n, c in cells(name).items() if not asked.names or n.startswith(tuple(asked.names))}
+            folder, workers = str(asked.data_dir.absolute()), asked.workers
+            run_missing(RESULTS, chosen, clients=setting.clients, command=COMMAND, workers=workers, data_dir=folder)
+    if not asked.names:
+        TABLE.write_text(table())
+        print(f"wrote {TABLE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
