@@ -74,7 +74,9 @@ def data(
     if looked := looked_for(kind, folder):
         typer.echo("looked for, in this order: " + ", ".join(looked))
     typer.echo(f"how to get it: {how_to_get(kind)}")
-    if download and not is_here(kind, folder):
+    if download and is_here(kind, folder):
+        typer.echo("not fetched: something of it is in the folder already")
+    elif download:
         fetch(kind, folder)
     with _notes_unlogged():  # they are shown below
         dataset = load_dataset(name, str(folder))
