@@ -270,8 +270,8 @@ def test_fewer_samples_are_of_all_classes_domains_and_parts(split):
     digits = load_dataset("digits4")
     options = PartitionOptions(max_samples=400)
     shares = split_clients(digits, partition="domain", clients=4, seed=0, options=options, split=split)
-    used = np.concatenate([part for share in shares for part in (share.train, share.test)])
-    assert len(np.unique(used)) == 400
+    used = np.unique(np.concatenate([part for share in shares for part in (share.train, share.test)]))
+    assert len(used) == 400
     kinds = 10 * digits.domain[used] + digits.y[used]
     assert np.abs(np.bincount(kinds, minlength=40) - 10).max() <= 1
     assert abs(int(digits.test[used].sum()) - 100) <= 40
