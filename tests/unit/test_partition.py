@@ -282,7 +282,7 @@ def test_domains_are_asked_for_where_there_are_none(partition):
     [
         ({"partition": "dirichlett"}, r"unknown partition 'dirichlett'; .*did you mean 'dirichlet'"),
         ({"partition": "iid:3"}, "partition 'iid' takes no argument, got '3'"),
-        ({"split": "oficial"}, r"unknown split 'oficial'; `split` must be one of 'merged', 'official', 'global'"),
+        ({"split": "oficial"}, r"unknown split 'oficial'; `split` must be one of 'global', 'merged', 'official'"),
         ({"clients": 0}, "the number of clients must be >= 1, got 0"),
         ({"seed": -1}, r"`partition-seed` must be in \[0, 4294967295\], got -1"),
         ({"seed": 2**32}, r"`partition-seed` must be in \[0, 4294967295\], got 4294967296"),
