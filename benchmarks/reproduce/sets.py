@@ -99,32 +99,34 @@ def draw(name: str, done: Mapping[str, Any]) -> None:
 def table() -> str:
     """Return docs/sets.md; draw its curves."""
     done = load(RESULTS)
-    wanted = {name: cell for each in SETS for name, cell in cells(each).items()}
-    absent = [name for name, settings in wanted.items() if done.get(name, {}).get("settings") != settings]
-    if absent:
-        raise SystemExit(f"{len(absent)} cells are missing, among them {absent[0]!r}; run {COMMAND}")
-    lines = [INTRODUCTION.format(command=COMMAND, says=SAYS)]
+    wanted = {name: cells(name) for name in SETS}
+    whole = [name for name, own in wanted.items() if all(done.get(n, {}).get("settings") == own[n] for n in own)]
+    lines = [INTRODUCTION.format(command=COMMAND)]
     lines += ["| set | method | final | last five | minus local | best round | worst decile | CPU, s |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    for name in SETS:
-        control = done[f"{name} | local"]["accuracy"]["last5"]
-        for method in METHODS:
-            cell = done[f"{name} | {method}"]
-            own = cell["accuracy"]
-            mean, last, best, worst = (f"{100 * own[key]:.1f}" for key in ("mean", "last5", "best", "worst_decile"))
-            gain = "" if method == "local" else f"{100 * (own['last5'] - control):+.1f}"
-            best = f"{best} ({own['best_round']})"
-            lines.append(
-                f"| {name} | {method} | {mean} | {last} | {gain} | {best} | {worst} | {cell['cpu_seconds']:.0f} |"
-            )
+    lines += [_row(name, method, done) for name in whole for method in METHODS]
     for name, setting in SETS.items():
-        draw(name, done)
-        lines += ["", f"## {name}", "", setting.text.strip(), "", f"![Accuracy by round](figures/{setting.figure})"]
-    commits = sorted({done[name]["git_commit"] for name in wanted})
-    minutes = sum(done[name]["cpu_seconds"] for name in wanted) / 60
-    versions = ", ".join(f"{name} {version}" for name, version in done[next(iter(wanted))]["versions"].items())
-    lines += ["", f"{len(wanted)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {versions}."]
+        lines += ["", f"## {name}", "", setting.text.strip(), ""]
+        if name in whole:
+            draw(name, done)
+            lines.append(f"![Accuracy by round](figures/{setting.figure})")
+        else:
+            lines.append("Some of its runs are still to be made.")
+    ran = [done[cell] for name in whole for cell in wanted[name]]
+    commits = sorted({cell["git_commit"] for cell in ran})
+    minutes = sum(cell["cpu_seconds"] for cell in ran) / 60
+    versions = ", ".join(f"{name} {version}" for name, version in ran[0]["versions"].items())
+    lines += ["", f"{len(ran)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {versions}."]
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, method: str, done: Mapping[str, Any]) -> str:
+    own, control = (done[f"{name} | {m}"]["accuracy"] for m in (method, "local"))
+    final, last, best, worst = (f"{100 * own[key]:.1f}" for key in ("mean", "last5", "best", "worst_decile"))
+    gain = "" if method == "local" else f"{100 * (own['last5'] - control['last5']):+.1f}"
+    seconds = f"{done[f'{name} | {method}']['cpu_seconds']:.0f}"
+    columns = (name, method, final, last, gain, f"{best} ({own['best_round']})", worst, seconds)
+    return f"| {' | '.join(columns)} |"
 
 
 INTRODUCTION = """# Data sets of the papers, at small scale
