@@ -54,8 +54,8 @@ SETS: dict[str, Setting] = {
         20,
         {"data": "cifar10", "partition": "dirichlet", "alpha": 0.1, "max-samples": 6000, "rounds": 12},
         """20 clients, Dirichlet 0.1, 6,000 of 59,000 pictures, 12 rounds. FedSAF, Tables I and VIII (HtFE9, 60,000
-pictures, 300 rounds of 5 epochs, test samples of all clients together, best round): 84.87 without alignment, 86.40 with
-MSE, 88.03 with GCSA. Always answering a client's most frequent class is right in 74 % of all cases there.""",
+pictures, 300 rounds of 5 epochs, test samples of all clients together, best round): 84.87 without alignment, 86.40
+with MSE, 88.03 with GCSA. Always answering a client's most frequent class is right in 74 % of all cases there.""",
     ),
     "PACS": Setting(
         4,
@@ -67,18 +67,18 @@ architecture, as in the paper. FedSAF, Table IV (ResNet-4, -6, -8 and -10, all p
     "Office-Caltech": Setting(
         10,
         {"data": "office_caltech", "partition": "domain:2,3,4,1", "rounds": 20},
-        """10 clients in FedHPro's numbers (amazon 2, caltech 3, dslr 4, webcam 1) that share all of their domain, 64x64,
-20 rounds; the test part of a dslr client is ten pictures. FedHPro, Tables 2 and A7, measures something else: one
-averaged ResNet-10 on each domain's whole test set, clients with 20 % of a domain each, 100 rounds of 10 epochs. FedAvg
-55.42, FedHPro 64.52, and where only prototypes travel FedProto 51.38, FedTGP 52.46, FedSA 53.45.""",
+        """10 clients in FedHPro's numbers (amazon 2, caltech 3, dslr 4, webcam 1) that share all of their domain,
+64x64, 20 rounds; the test part of a dslr client is ten pictures. FedHPro, Tables 2 and A7, measures something else:
+one averaged ResNet-10 on each domain's whole test set, clients with 20 % of a domain each, 100 rounds of 10 epochs.
+FedAvg 55.42, FedHPro 64.52, and where only prototypes travel FedProto 51.38, FedTGP 52.46, FedSA 53.45.""",
     ),
     "AG News": Setting(
         20,
         {"data": "ag_news", "partition": "dirichlet", "alpha": 1.0, **TEXT, "learning-rate": 0.01},
-        """20 clients, Dirichlet 1.0 (the paper does not tell alpha), 7,600 of 127,600 texts, 10 rounds; fastText, LSTM,
-BiLSTM and logistic regression of width 32, Adam 0.01, batch 16. FedSAF, Table V (HtFE6-txt of width 512, 300 rounds of 5
-epochs): MSE 52.49, Cosine 54.17, GCSA 57.49, RCSA 57.48. Always answering a client's most frequent class gives 53
-there, 59 here.""",
+        """20 clients, Dirichlet 1.0 (the paper does not tell alpha), 7,600 of 127,600 texts, 10 rounds; fastText,
+LSTM, BiLSTM and logistic regression of width 32, Adam 0.01, batch 16. FedSAF, Table V (HtFE6-txt of width 512, 300
+rounds of 5 epochs): MSE 52.49, Cosine 54.17, GCSA 57.49, RCSA 57.48. Always answering a client's most frequent class
+gives 53 there, 59 here.""",
     ),
     "Shakespeare": Setting(
         8,
@@ -89,9 +89,9 @@ there, 59 here.""",
             **CHARACTERS,
             "learning-rate": 0.01,
         },
-        """8 clients, the roles of Tiny Shakespeare that speak most, a window every 40 characters, 10 rounds; LSTM, BiLSTM
-and GRU of width 32, Adam 0.01. FedSAF, Table V (LEAF's plays, HtFE6-txt of width 512, 118 roles in its authors' code, 300
-rounds of 5 epochs): MSE 43.41, Cosine 44.04, GCSA 45.26, RCSA 45.75.""",
+        """8 clients, the roles of Tiny Shakespeare that speak most, a window every 40 characters, 10 rounds; LSTM,
+BiLSTM and GRU of width 32, Adam 0.01. FedSAF, Table V (LEAF's plays, HtFE6-txt of width 512, 118 roles in its
+authors' code, 300 rounds of 5 epochs): MSE 43.41, Cosine 44.04, GCSA 45.26, RCSA 45.75.""",
     ),
     "Reviews": Setting(
         4,
@@ -102,10 +102,11 @@ rounds of 5 epochs): MSE 43.41, Cosine 44.04, GCSA 45.26, RCSA 45.75.""",
             **TEXT,
             "learning-rate": 0.005,
         },
-        """4 clients, a kind of product each (books, DVD, electronics, kitchen), 4,000 of the 8,000 reviews of FDU-MTL, 10
-rounds; the models of AG News, Adam 0.005. FedSAF, Table V (Amazon Review as counts of 5,000 words, and networks on them,
-300 rounds of 5 epochs): MSE 87.73, Cosine 87.68, GCSA 88.15, RCSA 88.56. Two points have only one shape: with two classes
-the term between prototypes is zero, in GCSA and RCSA alike, and only the one on samples works.""",
+        """4 clients, a kind of product each (books, DVD, electronics, kitchen), 4,000 of the 8,000 reviews of
+FDU-MTL, 10 rounds; the models of AG News, Adam 0.005. FedSAF, Table V (Amazon Review as counts of 5,000 words, and
+networks on them, 300 rounds of 5 epochs): MSE 87.73, Cosine 87.68, GCSA 88.15, RCSA 88.56. Two points have only one
+shape: with two classes the term between prototypes is zero, in GCSA and RCSA alike, and only the one on samples
+works.""",
     ),
 }
 METHODS = ("local", "fedsaf", "isoproto")
