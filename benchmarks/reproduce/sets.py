@@ -127,13 +127,14 @@ def cells(name: str) -> dict[str, dict[str, Any]]:
 
 
 def draw(name: str, done: Mapping[str, Any]) -> None:
-    """Draw the accuracy of each round."""
+    """Draw the accuracy after each round."""
     mpl.rcParams["svg.hashsalt"] = name  # equal figures are equal files
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axes = figure.subplots()
     for method in METHODS:
-        curve = done[f"{name} | {method}"]["curve"]
-        axes.plot(range(len(curve)), [100 * value for value in curve], marker="o", markersize=3, label=method)
+        _, *curve = done[f"{name} | {method}"]["curve"]  # before training it is that of guessing
+        rounds = range(1, len(curve) + 1)
+        axes.plot(rounds, [100 * value for value in curve], marker="o", markersize=3, label=method)
     axes.set(title=name, xlabel="round", ylabel="accuracy, %")
     axes.legend()
     figure.savefig(FIGURES / SETS[name].figure, metadata={"Date": None})
@@ -178,14 +179,15 @@ Made by `{command}` from `benchmarks/results/sets.json`; no figure in the
 table is typed by hand, those of the papers below are. DIR holds the data files ([data.md](data.md)).
 
 Accuracy in per cent: every client's own model, by its head, on its own test part, mean over the clients. `final` is the
-last round; `last five` the mean of the last five rounds, on which the difference to `local` is taken; `best round,
+last round; `last five` the mean of the last five rounds, on which the difference to `local` is taken. `best round,
 pooled` counts the test samples of all clients together, as FedSAF's tables do (but Table IV, a mean over domains), in
-the round that is best on test data, and is therefore optimistic. All methods of a set share partition, initial weights and batch order
-(seed 0), and have the weights of their terms from the defaults, on every set the same. CPU is of one core, data and all
-evaluations included. Unless said: SGD 0.02 with momentum 0.9, batch 32, one local epoch, four small networks of
-different kinds dealt out in turn (`demo4`), feature width 128.
+the round that is best on test data, and is therefore optimistic. All methods of a set share partition, initial weights
+and batch order (seed 0), and have the weights of their terms from the defaults, on every set the same. CPU is of one
+core, data and all evaluations included. Unless said: SGD 0.02 with momentum 0.9, batch 32, one local epoch, four small
+networks of different kinds dealt out in turn (`demo4`), feature width 128.
 
 SAYS
+
 """
 
 
