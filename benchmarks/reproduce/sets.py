@@ -136,6 +136,7 @@ def draw(name: str, done: Mapping[str, Any]) -> None:
         rounds = range(1, len(curve) + 1)
         axes.plot(rounds, [100 * value for value in curve], marker="o", markersize=3, label=method)
     axes.set(title=name, xlabel="round", ylabel="accuracy, %")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend()
     figure.savefig(FIGURES / SETS[name].figure, metadata={"Date": None})
 
