@@ -172,7 +172,7 @@ class Client:
         if saved is None:
             owner = self.architecture if self.config.init == "per-architecture" else self.name
             seed = derive(self.config.seed, "model", owner)
-            return Opened(create_model(self.architecture, self.spec, seed).to(self.device), None, None)
+            return Opened(build_model(self.architecture, self.spec, self.device, seed), None, None)
         model, state = _skeleton(self.architecture, self.spec, self.device)
         tensors = dict(saved.tensors)
         means, counts, scatter = (tensors.pop(name, None) for name in _OWN)
@@ -851,8 +851,14 @@ def _skeleton(
     architecture: str, spec: ModelSpec | TextSpec, device: torch.device
 ) -> tuple[FeatureModel, dict[str, Tensor]]:
     """A model whose weights are about to be replaced, and its tensors: building one costs more than filling it."""
-    model = create_model(architecture, spec, seed=0).to(device)
+    model = build_model(architecture, spec, device, seed=0)
     return model, model.state_dict()
+
+
+def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.device, seed: int) -> FeatureModel:
+    """Build a model and place it where it trains."""
+    # A user's own model may be one that needs its feature maps as torch lays them out by default.
+    return create_model(architecture, spec, seed).place(device, rearrange=not is_own(architecture))
 
 
 def _domain(dataset: Dataset, split: ClientSplit) -> str:

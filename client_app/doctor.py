@@ -21,14 +21,14 @@ from typing import Any, Literal
 
 import torch
 
-from client_app.app import Client, choose_device, local_settings
+from client_app.app import Client, build_model, choose_device, local_settings
 from client_app.training import train
 from isoproto.data import class_counts
 from isoproto.errors import DataError, IsoprotoError
 from isoproto.fingerprint import package_folder
 from isoproto.node import NodeConfig
 from isoproto.seeding import torch_generator
-from models import FeatureModel, TextSpec, create_model
+from models import FeatureModel, TextSpec
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -332,7 +332,7 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
     settings = local_settings(client)
     try:
         with _limited(memory_mb):
-            model = create_model(client.architecture, client.spec, seed=0).to(client.device)
+            model = build_model(client.architecture, client.spec, client.device, seed=0)
             train(model, batch, settings, None, torch_generator(0, "doctor"))  # what is slow only once
             started = time.perf_counter()
             losses, _ = train(model, batch, settings, None, torch_generator(0, "doctor"))

@@ -185,7 +185,7 @@ def train(
             order = list(batches(samples, settings.batch_size, generator))
             labels = [data.train_y[index].to(device) for index in order]
             for index, y, goal in zip(order, labels, _goals(alignment, labels), strict=False):
-                features = model.features(to_float(augment(data.train_x[index].to(device), draws)))
+                features = model.features(to_float(augment(data.train_x[index].to(device), draws), model.layout))
                 loss = cross_entropy = functional.cross_entropy(model.head(features), y)
                 terms = drawn = nothing
                 if goal is not None:
@@ -237,7 +237,7 @@ def extract(model: FeatureModel, x: Tensor) -> Tensor:
     numbers = x[:1].numel() * (_TOKEN_NUMBERS if x.dtype == torch.int32 else 1)
     at_once = _EVAL_NUMBERS["cpu" if device.type == "cpu" else "other"] // max(1, numbers)
     # Equal parts: a short one at the end costs nearly as much as a full one.
-    parts = [model.features(to_float(part.to(device))) for part in _equal_parts(x, max(1, at_once))]
+    parts = [model.features(to_float(part.to(device), model.layout)) for part in _equal_parts(x, max(1, at_once))]
     return torch.cat(parts) if parts else torch.zeros(0, model.width, device=device)
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from machine import require_idle, write_results
 
+from client_app.app import build_model
 from client_app.training import Alignment, Anchoring, LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
 from isoproto.losses.hyper import Anchors
-from models import ModelSpec, create_model
+from models import ModelSpec
 
 BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05
 STEPS = {"cnn": 10, "cnn4": 5, "resnet18": 3}  # of an epoch: short turns, but more than a timer's noise
@@ -63,7 +64,7 @@ def measure(architecture: str, turns: int) -> dict[str, dict[str, float]]:
     steps = STEPS[architecture]
     data, kinds = make_data(steps), make_kinds()
     spec = ModelSpec(3, 32, 32, WIDTH, CLASSES)
-    models = {kind: create_model(architecture, spec, seed=0) for kind in kinds}
+    models = {kind: build_model(architecture, spec, torch.device("cpu"), seed=0) for kind in kinds}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     names = list(kinds)
     for turn in range(turns + 1):

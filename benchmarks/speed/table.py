@@ -132,6 +132,15 @@ def alignment_step(found: dict[str, Any]) -> list[str]:
     return grid(["model", "cross-entropy, ms", *(kind.upper() for kind in kinds), "target"], rows)
 
 
+def layout(found: dict[str, Any]) -> list[str]:
+    """Seconds in both layouts."""
+    rows = [
+        [name, f"{row['default']:.3f}", f"{row['placed']:.3f}", f"{row['ratio']:.2f}"]
+        for name, row in found["models"].items()
+    ]
+    return grid(["model, picture, batch", "torch's default, s", "channels last, s", "ratio"], rows)
+
+
 def cohort(found: dict[str, Any]) -> list[str]:
     """Whole trainings both ways by device, and single steps."""
     # The targets are for a full cohort with cross-entropy alone.
@@ -298,6 +307,14 @@ the target. Both terms' gradients are added up before their product with the fea
 and RCSA, nothing for HPCL + HPAL); what is left are four products of 0.07 to 0.16 ms, and for GCSA 0.5 ms that prepare
 a batch. What it would take: not to send the instance level, whose matrix is the identity less a mean, through the
 general form. Not tried.""",
+    ),
+    Section(
+        "layout",
+        "How pictures lie in memory",
+        """\
+An epoch and an evaluation of a client's model on a CPU, one thread: pictures and weights in torch's default layout, and
+with their channels last, as clients train. A user's own model keeps the default, which its code may rely on.""",
+        layout,
     ),
     Section(
         "cohort",

@@ -9,6 +9,7 @@ from isoproto.data.classes import class_names, with_classes
 from isoproto.data.digits import load_digits
 from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
+from isoproto.data.hub import load_hub
 from isoproto.data.imagefolder import load_imagefolder
 from isoproto.data.info import INFOS
 from isoproto.data.named import load_named
@@ -56,6 +57,7 @@ DATASETS: dict[str, Loader] = {
     "npz": load_npz,
     "imagefolder": load_imagefolder,
     "module": load_own,
+    "hf": load_hub,
     "digits": load_digits,
     "cifar10": functools.partial(load_named, name="cifar10"),
     "cifar100": functools.partial(load_named, name="cifar100"),

@@ -136,11 +136,12 @@ class ClientData:
     classes: tuple[str, ...]
 
 
-def to_float(x: Tensor) -> Tensor:
+def to_float(x: Tensor, layout: torch.memory_format = torch.preserve_format) -> Tensor:
     """Return samples as models take them: bytes in ``[-1, 1]``, which is ``(x / 255 - 0.5) / 0.5``; tokens as they are.
 
     Args:
         x: Pictures of any shape, uint8; or token ids, int32.
+        layout: How pictures ``[B, channels, height, width]`` are to lie in memory.
 
     Returns:
         The same shape; float32 for pictures.
@@ -153,4 +154,4 @@ def to_float(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.int32:
         return x
-    return x.to(torch.float32).div_(255).sub_(0.5).div_(0.5)
+    return x.to(torch.float32, memory_format=layout).div_(255).sub_(0.5).div_(0.5)

@@ -15,9 +15,10 @@ from isoproto.data.info import HuggingFace
 from isoproto.errors import DataError, StateError
 
 Names = npt.NDArray[np.str_]
+Splits = dict[str, Any]
 
 
-def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0) -> None:
+def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0, splits: Splits | None = None) -> None:
     """Write a set of Hugging Face to ``path`` as encoded pictures, see ``load_npz``.
 
     Downloads what is not in Hugging Face's own cache. Runs read the file and need no library of theirs.
@@ -27,13 +28,13 @@ def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0) -> None:
         path: The file to write; it appears whole or not at all.
         side: Bring larger pictures to so many rows and columns, and keep them without loss; 0: keep the files as
             they are.
+        splits: What ``open_hub`` gave for it, if that was called before.
 
     Raises:
         DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
     """
-    datasets = _library(place)
+    splits, datasets = splits or open_hub(place), _library(place)
     try:
-        splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
         parts = [(splits[name], test) for test, names in ((0, place.train), (1, place.test)) for name in names]
         files = [
             _bytes(row["bytes"], row["path"], side)
@@ -51,24 +52,26 @@ def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0) -> None:
     _write(path, jpeg=jpeg, offsets=np.cumsum([0, *map(len, files)]), **arrays)
 
 
-def fetch_texts(place: HuggingFace, path: Path) -> None:
-    """Write a set of texts of Hugging Face to ``path``: rows of ``text``, ``label`` (a number) and ``split``, gzipped.
+def fetch_texts(place: HuggingFace, path: Path, splits: Splits | None = None) -> None:
+    """Write a set of texts of Hugging Face to ``path``: rows of ``text``, ``label`` and ``split``, gzipped.
 
     Args:
         place: The set.
         path: The file to write; it appears whole or not at all.
+        splits: What ``open_hub`` gave for it, if that was called before; classes then keep their names.
 
     Raises:
         DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
     """
-    datasets = _library(place)
+    named, splits = splits is not None, splits or open_hub(place)
     try:
-        splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
+        classes = getattr(next(iter(splits.values())).features[place.label], "names", None) if named else None
         rows = [
             {
                 "split": part,
-                "label": int(row[place.label]),
+                "label": classes[row[place.label]] if classes else row[place.label],
                 "text": " ".join(row[column].strip() for column in place.text),
+                **({"domain": str(row[place.domain])} if place.domain else {}),
             }
             for part, names in (("train", place.train), ("test", place.test))
             for name in names
@@ -81,6 +84,20 @@ def fetch_texts(place: HuggingFace, path: Path) -> None:
         paths.write_atomically(path, content)
     except StateError as err:
         raise DataError(f"{err}, by `data-dir`") from err
+
+
+def open_hub(place: HuggingFace) -> Splits:
+    """Download a set, unless Hugging Face's own cache has it, and return its splits by name.
+
+    Raises:
+        DataError: If the library `datasets` is not installed, or the set cannot be had.
+    """
+    datasets = _library(place)
+    try:
+        splits: Splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
+    except Exception as err:  # many kinds of many libraries
+        raise _not_had(place, err) from err
+    return splits
 
 
 def _library(place: HuggingFace) -> Any:  # noqa: ANN401 - a module

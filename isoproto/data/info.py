@@ -107,6 +107,11 @@ INFOS: dict[str, DatasetInfo] = {
         licence="your own",
         how_to_get="write a function as docs/edge.md says",
     ),
+    "hf": DatasetInfo(
+        what="hf:ID, any set of pictures or texts of Hugging Face, with names of columns where they are not clear",
+        licence="see its card at Hugging Face",
+        how_to_get="`isoproto data hf:ID --download` fetches it",
+    ),
     "imagefolder": DatasetInfo(
         what="imagefolder:FOLDER, your own pictures as [train|test/][domain/]class/name.png",
         licence="your own",

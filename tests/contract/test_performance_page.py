@@ -85,6 +85,10 @@ SAMPLES = {
             "| `cnn` | 900 | 1.10 | 0.59 |",
         ],
     ),
+    "layout": (
+        {"models": {"cnn, 32x32, B = 32": {"default": 0.2, "placed": 0.15, "ratio": 0.754}}},
+        ["| cnn, 32x32, B = 32 | 0.200 | 0.150 | 0.75 |"],
+    ),
     "startup": (
         {
             "target": 1.5,

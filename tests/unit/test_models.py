@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 
+from isoproto.data import to_float
 from isoproto.errors import ConfigError
 from models import FAMILIES, FeatureModel, ModelSpec, architecture_for, architectures, create_model, head_for
 from models.base import ChannelsLast, Grid
@@ -49,6 +50,17 @@ def test_pooling_100_values_to_512_averages_one_or_two_of_them() -> None:
 def test_equal_widths_hand_the_bases_values_through_unchanged() -> None:
     x = torch.randn(3, 1, 1, 7, generator=torch.Generator().manual_seed(0))
     assert torch.equal(FeatureModel(nn.Flatten(), 7, 2).features(x), x.flatten(1))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet", "mobilenet", "inception", "mlp"])
+def test_a_placed_model_computes_the_same_with_its_channels_last(name: str) -> None:
+    plain, placed = create_model(name, SPEC, 0), create_model(name, SPEC, 0).place(torch.device("cpu"), rearrange=True)
+    x = torch.randint(0, 256, (5, 1, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    assert placed.layout is torch.channels_last
+    assert to_float(x.expand(5, 3, 32, 32), placed.layout).is_contiguous(memory_format=torch.channels_last)
+    weights = [p for p in placed.parameters() if p.dim() == 4]
+    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in weights)
+    assert torch.allclose(placed(to_float(x, placed.layout)), plain(to_float(x)), atol=1e-5)
 
 
 def test_logits_are_the_head_of_the_features() -> None:

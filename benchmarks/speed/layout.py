@@ -1,0 +1,84 @@
+"""Seconds of local training with pictures and weights laid out as they train, over torch's default layout.
+
+On a CPU a client's model has its channels last (``FeatureModel.place``). The same training and one evaluation in both
+layouts take turns, one thread; a ratio is the median over the turns of one turn's ratio.
+
+    python benchmarks/speed/layout.py [--turns 7] [--force]
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+from machine import require_idle, write_results
+
+from client_app.training import LocalSettings, extract, train
+from isoproto.data import ClientData
+from models import ModelSpec, create_model
+
+CLASSES, WIDTH = 10, 128
+# Model, sides of a picture, batch size, samples.
+WORK = (
+    *((name, 32, 32, 300) for name in ("cnn", "resnet", "mobilenet", "inception")),
+    *((name, 32, 10, 300) for name in ("cnn", "resnet", "mobilenet", "inception")),
+    ("cnn4", 28, 32, 128),
+    ("resnet8", 32, 32, 96),
+    ("resnet18", 32, 32, 64),
+    ("mobilenet_v2", 64, 32, 32),
+    ("googlenet", 64, 16, 32),
+)
+
+
+def measure(name: str, side: int, batch: int, samples: int, turns: int) -> dict[str, float]:
+    """Median seconds of an epoch and an evaluation in both layouts, and their ratio."""
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (samples, 3, side, side), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, CLASSES, (samples,), generator=generator)
+    data = ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(CLASSES))))
+    settings = LocalSettings(
+        epochs=1,
+        batch_size=batch,
+        optimizer="sgd",
+        learning_rate=0.01,
+        momentum=0.9,
+        weight_decay=0.0,
+        proto_source="post-eval",
+    )
+    spec, device = ModelSpec(3, side, side, WIDTH, CLASSES), torch.device("cpu")
+    models = [create_model(name, spec, seed=0).place(device, rearrange=last) for last in (False, True)]
+    seconds: list[list[float]] = [[], []]
+    for turn in range(turns + 1):
+        for model, found in zip(models, seconds, strict=True):
+            began = time.perf_counter()
+            train(model, data, settings, None, torch.Generator().manual_seed(turn))
+            extract(model, pictures)
+            found.append(time.perf_counter() - began)
+    plain, placed = (found[1:] for found in seconds)  # the first turn warms up
+    return {
+        "default": statistics.median(plain),
+        "placed": statistics.median(placed),
+        "ratio": statistics.median(b / a for a, b in zip(plain, placed, strict=True)),
+    }
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/layout.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    torch.set_num_threads(1)
+    rows: dict[str, Any] = {}
+    for name, side, batch, samples in WORK:
+        row = rows[f"{name}, {side}x{side}, B = {batch}"] = measure(name, side, batch, samples, arguments.turns)
+        print(f"{name}, {side}x{side}, B = {batch}: {row['default']:.3f} s, {row['placed']:.3f} s, {row['ratio']:.2f}")
+    if not arguments.force:
+        command = f"python benchmarks/speed/layout.py --turns {arguments.turns}"
+        print("wrote", write_results("layout", {"command": command, "unit": "s", "models": rows}))
+
+
+if __name__ == "__main__":
+    main()
