@@ -887,5 +887,5 @@ def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.dev
 def _domain(dataset: Dataset, split: ClientSplit) -> str:
     if dataset.domain is None or not len(split.train):
         return ""
-    held = dataset.domain[torch.from_numpy(split.train)].unique()
+    held = torch.cat([dataset.domain[torch.from_numpy(part)] for part in (split.train, split.test)]).unique()
     return dataset.domains[int(held)] if len(held) == 1 else ""

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from isoproto.errors import DataError
+from isoproto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from isoproto.data import Dataset
+    from isoproto.data import Dataset, TextDataset
 
 _WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
+_COLUMNS = 8  # names that have room side by side
+_EXCERPT = 100  # characters of a text
 # What may follow the path in the name of a data set that has one; of others, what follows the colon is no path.
 _AFTER_PATH = {"npz": "$", "csv": "$", "jsonl": "$", "imagefolder": r"@[1-9]\d*$", "module": r"(?<=\.py):\w+$"}
 
@@ -60,6 +62,7 @@ def data(
     from isoproto.registry import lookup
 
     console = Console()
+    wide = Console(width=max(console.width, _WIDE))
     if not name:
         console.print(_names())
         return
@@ -71,7 +74,9 @@ def data(
     if looked := looked_for(kind, folder):
         typer.echo("looked for, in this order: " + ", ".join(looked))
     typer.echo(f"how to get it: {how_to_get(kind)}")
-    if download and not is_here(kind, folder):
+    if download and is_here(kind, folder):
+        typer.echo("not fetched: something of it is in the folder already")
+    elif download:
         fetch(kind, folder)
     with _notes_unlogged():  # they are shown below
         dataset = load_dataset(name, str(folder))
@@ -79,13 +84,16 @@ def data(
     for note in dict.fromkeys((*info.caveats, *dataset.notes)):
         typer.echo(f"caveat: {note}")
     if isinstance(dataset, TextDataset):
+        if sheet:
+            raise ConfigError(f"data {name!r} is text, of which samples are printed; leave out --sheet, got {sheet}")
         length = dataset.x.shape[1]
         typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
-        console.print(_counts(dataset))
+        wide.print(_counts(dataset))
+        wide.print(_excerpts(dataset))
         return
     channels, height, width = dataset.x.shape[1:]
     typer.echo(f"pictures: {len(dataset.x):,}, {height}x{width} {'grey' if channels == 1 else 'colour'}")
-    Console(width=max(console.width, _WIDE)).print(_counts(dataset))
+    wide.print(_counts(dataset))
     path = sheet or cache_folder() / f"{kind}.png"
     _draw(dataset, path)
     typer.echo(f"samples: {path}")
@@ -93,7 +101,9 @@ def data(
 
 @contextlib.contextmanager
 def _notes_unlogged() -> Iterator[None]:
-    log = logging.getLogger("isoproto.data")
+    from isoproto.data.named import NOTES
+
+    log = logging.getLogger(NOTES)
     log.disabled = True
     try:
         yield
@@ -116,25 +126,50 @@ def _names() -> "Table":
 
 
 def _counts(dataset: "Dataset") -> "Table":
-    """Return a table of training and test samples, a row for each class, two columns for each domain."""
+    """Return a table of training and test samples: a row for each class and two columns for each domain.
+
+    With many domains and few classes it is the other way round; with many of both, domains are added up.
+    """
     import numpy as np
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
-    classes, columns = len(dataset.classes), []
-    domain = np.zeros(len(dataset.y), int) if dataset.domain is None else dataset.domain.numpy()
-    test = dataset.test.numpy()
-    for place, title in enumerate(dataset.domains or ("",)):
-        for part, chosen in (("train", ~test), ("test", test)):
-            table.add_column(escape(f"{title}\n{part}".strip()), justify="right")
-            columns.append(np.bincount(dataset.y.numpy()[chosen & (domain == place)], minlength=classes))
-    counts = np.stack(columns, axis=1)
-    for label, row in zip(dataset.classes, counts, strict=True):
-        table.add_row(escape(label), *map("{:,}".format, row))
+    title, rows, columns = "class", dataset.classes, dataset.domains or ("",)
+    domain = 0 if dataset.domain is None else dataset.domain.numpy()
+    place = (dataset.test.numpy() * len(rows) + dataset.y.numpy()) * len(columns) + domain
+    counts = np.bincount(place, minlength=2 * len(rows) * len(columns)).reshape(2, len(rows), len(columns))
+    if len(columns) > _COLUMNS >= len(rows):
+        title, rows, columns, counts = "domain", columns, rows, counts.transpose(0, 2, 1)
+    elif len(columns) > _COLUMNS:
+        columns, counts = (f"{len(columns)} domains",), counts.sum(2, keepdims=True)
+    table = Table(title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        for part in ("train", "test"):
+            table.add_column(escape(f"{column}\n{part}".strip()), justify="right")
+    cells = counts.transpose(1, 2, 0).reshape(len(rows), -1)
+    for name, row in zip(rows, cells, strict=True):
+        table.add_row(escape(name), *map("{:,}".format, row))
     table.add_section()
-    table.add_row("all", *map("{:,}".format, counts.sum(0)))
+    table.add_row("all", *map("{:,}".format, cells.sum(0)))
+    return table
+
+
+def _excerpts(dataset: "TextDataset") -> "Table":
+    """Return a table of the beginnings of some texts."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from isoproto.data.excerpts import excerpts
+
+    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
+    if dataset.domains:
+        table.add_column("domain")
+    table.add_column("sample", no_wrap=True)
+    for label, domain, text in excerpts(dataset):
+        shown = text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 4]} ..."
+        table.add_row(*map(escape, (label, domain, shown) if dataset.domains else (label, shown)))
     return table
 
 

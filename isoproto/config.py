@@ -103,7 +103,8 @@ class RunConfig:
         classes_per_client: Classes a client holds under ``shards``.
         min_samples: Samples every client must at least get, >= 0; 0 allows empty clients.
         split: ``merged``: official train and test part are pooled, and each client splits its own share;
-            ``official``: clients get their train data from the train part and test data from the test part.
+            ``official``: clients get their train data from the train part and test data from the test part;
+            ``global``: likewise, but each is tested on the whole test part.
         test_fraction: Share of a client's data that is its test part under ``split = merged``.
         imbalance: Long tail of the training part, >= 1: how many times rarer the last class is than the first; 1: none.
         max_samples: Samples of the data set that are dealt out at most, drawn by class, domain and official part in
@@ -221,7 +222,7 @@ class RunConfig:
     alpha: float = _number(0.1, 0, above=True)
     classes_per_client: int = _number(2, 1)
     min_samples: int = _number(2, 0)
-    split: str = _one_of("merged", "merged", "official")
+    split: str = _one_of("merged", "merged", "official", "global")
     test_fraction: float = _number(0.25, 0, 0.9, above=True)
     imbalance: float = _number(1.0, 1)
     max_samples: int = _number(0, 0)

@@ -10,45 +10,57 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from isoproto.paths import write_atomically
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_cell(settings: dict[str, Any], clients: int) -> dict[str, Any]:
-    """Run one cell and return what a table needs of its summary."""
+def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict[str, Any]:
+    """Run one cell and return what a table needs of its summary, and the accuracy of each round."""
     from client_app.app import app as client_app
     from isoproto.in_process import InProcessGrid, task_identity
+    from isoproto.metrics import accuracy_history
+    from isoproto.report import read_run
     from isoproto.run_folder import show_log
     from server_app.app import run_federation
 
     show_log(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder, task_identity():
-        paths = {"output-dir": f"{folder}/runs", "state-dir": f"{folder}/state"}
-        run = run_federation(InProcessGrid(client_app, clients), {**settings, **paths})
-        summary = json.loads((run / "summary.json").read_text())
+        paths = {"output-dir": f"{folder}/runs", "state-dir": f"{folder}/state", "data-dir": data_dir}
+        run = read_run(run_federation(InProcessGrid(client_app, clients), {**settings, **paths}))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     kept = ("accuracy", "bytes", "seconds", "replaced", "versions", "fingerprint", "git_commit")
     return {
         "settings": settings,
-        **{key: summary[key] for key in kept},
-        "failed": len(summary["clients"]["failed"]),
+        **{key: run.summary[key] for key in kept},
+        "curve": [row["mean"] for row in accuracy_history(run.metrics).summaries()],
+        "failed": len(run.summary["clients"]["failed"]),
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
 
 
 def run_missing(
-    path: Path, cells: dict[str, dict[str, Any]], *, clients: int, command: str, workers: int = 2
+    path: Path,
+    cells: dict[str, dict[str, Any]],
+    *,
+    clients: int,
+    command: str,
+    workers: int = 2,
+    data_dir: str = "",
 ) -> dict[str, Any]:
-    """Run the cells that ``path`` lacks or has with other settings, and return all."""
+    """Run the cells that ``path`` lacks or has with other settings, and return all; several may do so at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = load(path)
     missing = {name: s for name, s in cells.items() if done.get(name, {}).get("settings") != s}
     # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(run_cell, settings, clients): name for name, settings in missing.items()}
+        running = {pool.submit(run_cell, settings, clients, data_dir): name for name, settings in missing.items()}
         for number, future in enumerate(concurrent.futures.as_completed(running), 1):
-            done[running[future]] = result = future.result()
-            path.write_text(json.dumps({"figure": "accuracy.mean", "command": command, "cells": done}, indent=1) + "\n")
+            result = future.result()
+            done = {**load(path), running[future]: result}
+            content = {"figure": "accuracy.mean", "command": command, "cells": done}
+            write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
             print(f"{number}/{len(running)}  {running[future]}: {result['accuracy']['mean']:.4f}", flush=True)
     return done
 

@@ -93,7 +93,8 @@ much on average with a spread that is larger, and the coordinate methods (FedPro
 Under Dirichlet 0.1 RCSA is ahead by as much as its spread, no other alignment is, and GCSA loses four points in one
 seed. Averaging whole models gains less than its spread by domain and destroys label-skewed clients.
 
-Hyper-prototypes, the flagship, CIFAR-10 and a long tail have tables of their own: [flagship.md](flagship.md).
+Hyper-prototypes, the flagship, CIFAR-10 and a long tail have tables of their own: [flagship.md](flagship.md); CIFAR-10,
+PACS, Office-Caltech, AG News, Shakespeare and reviews have curves: [sets.md](sets.md).
 
 The papers have no digits4 and no number to put beside these; they are a check of the whole system at small scale, not a
 reproduction of a table.

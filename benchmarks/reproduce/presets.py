@@ -41,7 +41,7 @@ def run_missing(data_dir: Path) -> None:
             continue
         begun = time.monotonic()
         try:
-            result = run_cell({**settings, "data-dir": str(data_dir.absolute())}, int(settings.get("clients", CLIENTS)))
+            result = run_cell(settings, int(settings.get("clients", CLIENTS)), str(data_dir.absolute()))
         except IsoprotoError as err:
             print(f"{name}: {err}", flush=True)
             continue

@@ -90,16 +90,23 @@ class TextDataset(Dataset):
     """Texts as token ids: ``x`` is int32, shape ``[N, L]``; shorter texts end in zeros.
 
     Attributes:
-        vocabulary: Number of token ids, padding (0) and the unknown token (1) among them.
+        words: What each token id adds to a text when it is read back: padding (0) nothing, the unknown token (1) some
+            sign, a word itself and the space behind it.
 
     Example:
         >>> tokens, part = torch.tensor([[2, 3, 0], [2, 1, 4]], dtype=torch.int32), torch.tensor([False, True])
-        >>> TextDataset(tokens, torch.tensor([0, 1]), part, ("good", "bad"), source="reviews.csv", vocabulary=4)
+        >>> known = ("", "? ", "very ", "nice ")
+        >>> TextDataset(tokens, torch.tensor([0, 1]), part, ("good", "bad"), source="reviews.csv", words=known)
         Traceback (most recent call last):
         isoproto.errors.DataError: reviews.csv: token ids must be in [0, 4), got 0 to 4
     """
 
-    vocabulary: int = field(kw_only=True)
+    words: tuple[str, ...] = field(kw_only=True)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return len(self.words)
 
     def _check_samples(self) -> None:
         self._check_tensor("token ids", self.x, torch.int32, dims=2)

@@ -23,7 +23,7 @@ def contact_sheet(dataset: Dataset, *, classes: int = 20, samples: int = 6) -> I
         >>> contact_sheet(load_dataset("digits4"), samples=2).size
         (674, 658)
     """
-    rows = np.unique(np.linspace(0, len(dataset.classes) - 1, min(classes, len(dataset.classes))).astype(int))
+    rows = some_classes(len(dataset.classes), classes)
     blocks = dataset.domains or ("",)
     domain = np.zeros(len(dataset.y), int) if dataset.domain is None else dataset.domain.numpy()
     height, width = dataset.x.shape[2:]
@@ -44,6 +44,17 @@ def contact_sheet(dataset: Dataset, *, classes: int = 20, samples: int = 6) -> I
                 picture = _image(dataset.x[index].numpy(), (cell_w, cell_h))
                 sheet.paste(picture, (_LEFT + column * block_w + place * cell_w, top))
     return sheet
+
+
+def some_classes(count: int, most: int) -> list[int]:
+    """Return all of so many classes, or ``most`` of them at equal distances.
+
+    Example:
+        >>> some_classes(3, 20), some_classes(100, 4)
+        ([0, 1, 2], [0, 33, 66, 99])
+    """
+    numbers: list[int] = np.linspace(0, count - 1, min(most, count)).astype(int).tolist()
+    return numbers
 
 
 def _image(x: np.ndarray, size: tuple[int, int]) -> Image.Image:

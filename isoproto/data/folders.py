@@ -160,6 +160,6 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @functools.cache
-def warn_once(text: str) -> None:
+def warn_once(text: str, log: str = "isoproto") -> None:
     """Log a warning once per process, hence the cache."""
-    logger.warning("%s", text)
+    logging.getLogger(log).warning("%s", text)

@@ -25,6 +25,7 @@ _TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
     "ham10000": read_ham10000,
 }
 
+NOTES = "isoproto.notes"  # the log of what is kept in `Dataset.notes` too
 _NO_TEST_PART = "{} has no official test part: only `split = 'merged'` can be used"
 
 
@@ -58,7 +59,7 @@ def with_notes(found: D, notes: tuple[str, ...]) -> D:
     if not found.test.any():
         notes = (*notes, _NO_TEST_PART.format(found.source))
     for note in notes:
-        warn_once(note)
+        warn_once(note, NOTES)
     return dataclasses.replace(found, notes=notes)
 
 

@@ -72,11 +72,12 @@ def split_clients(
         clients: Number of clients ``N``, >= 1.
         seed: Of the partition and of the clients' own splits, in ``[0, 2**32)``.
         options: Settings of the partitioner; ``min_samples`` concerns training and test part together if
-            ``split`` is ``merged``, the training part if it is ``official``, and so does ``imbalance``.
+            ``split`` is ``merged``, else the training part, and so does ``imbalance``.
         split: ``merged``: the official parts are pooled and dealt out, then each client draws its own test part
             (FedSAF's protocol). ``official``: the official training part is dealt out, and the official test
             samples go to the clients in proportion to the training samples they hold of the same class (and
-            domain), by largest remainders, each to one client at most.
+            domain), by largest remainders, each to one client at most. ``global``: the same training parts, and
+            every client is tested on the whole official test part.
         test_fraction: Share of a client's samples that is its test part if ``split`` is ``merged``, in
             ``[0, 1)``. Unless it is 0, a client with two samples or more has at least one in either part; a
             single sample is for training.
@@ -155,18 +156,36 @@ def _official(
     test_fraction: float,
 ) -> list[ClientSplit]:
     """Train parts from the official train part, test parts from the official test part."""
-    is_test = _numpy(dataset.test)
-    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    if not len(train) or not len(test):
-        raise DataError(
-            f'{dataset.source}: `split = "official"` needs official training and test samples, got {len(train)} and '
-            f'{len(test)}; use `split = "merged"`'
-        )
+    train, test = _official_parts(dataset, "official")
     labels, domains = _numpy(dataset.y), _domains(dataset)
     group = labels if domains is None else labels + len(dataset.classes) * domains
     parts = _dealt(dataset, train, partitioner, clients, rng, options)
     tests = _deal_in_proportion(group, parts, rng.permutation(test), rng)
     return [ClientSplit(train=a, test=b) for a, b in zip(parts, tests, strict=True)]
+
+
+def _global(
+    dataset: Dataset,
+    partitioner: Partitioner,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+    test_fraction: float,
+) -> list[ClientSplit]:
+    """The same train parts, and one test part for all: FedHPro's Table A9 may be read so."""
+    train, test = _official_parts(dataset, "global")
+    return [ClientSplit(train=part, test=test) for part in _dealt(dataset, train, partitioner, clients, rng, options)]
+
+
+def _official_parts(dataset: Dataset, split: str) -> tuple[Indices, Indices]:
+    is_test = _numpy(dataset.test)
+    train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if not len(train) or not len(test):
+        raise DataError(
+            f'{dataset.source}: `split = "{split}"` needs official training and test samples, got {len(train)} and '
+            f'{len(test)}; use `split = "merged"`'
+        )
+    return train, test
 
 
 def _dealt(
@@ -212,7 +231,7 @@ def _deal_in_proportion(
 
 Split = Callable[[Dataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
 
-SPLITS: dict[str, Split] = {"merged": _merged, "official": _official}
+SPLITS: dict[str, Split] = {"merged": _merged, "official": _official, "global": _global}
 
 
 def client_data(dataset: Dataset, split: ClientSplit) -> ClientData:

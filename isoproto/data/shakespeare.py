@@ -68,7 +68,7 @@ def windows(rows: Texts, stride: int = WINDOW + 1) -> TextDataset:
         domain=torch.from_numpy(np.repeat([place for place, _, _ in kept], sizes)),
         domains=tuple(roles),
         source=str(rows.path),
-        vocabulary=len(ALPHABET) + _UNKNOWN + 1,
+        words=("", "\N{REPLACEMENT CHARACTER}", *ALPHABET),
     )
 
 

@@ -46,7 +46,7 @@ def text_dataset(
         DataError: If a row has another label.
     """
     numbers = rows.numbers(labels or classes)
-    x, vocabulary = tokenise(name, rows.texts, rows.test)
+    x, words = tokenise(name, rows.texts, rows.test)
     domains = tuple(sorted(set(rows.groups)))
     place = {domain: i for i, domain in enumerate(domains)}
     return TextDataset(
@@ -57,7 +57,7 @@ def text_dataset(
         domain=torch.tensor([place[group] for group in rows.groups]) if domains else None,
         domains=domains,
         source=str(rows.path),
-        vocabulary=vocabulary,
+        words=words,
     )
 
 

@@ -25,8 +25,8 @@ _AT_ONCE = 2_000  # texts
 _FORMAT = 1  # of what is cached
 
 
-def tokenise(name: str, texts: Sequence[str], test: Sequence[bool]) -> tuple[Tensor, int]:
-    """Return token ids of words and signs, and the size of the vocabulary.
+def tokenise(name: str, texts: Sequence[str], test: Sequence[bool]) -> tuple[Tensor, tuple[str, ...]]:
+    """Return token ids of words and signs, and what each id adds to a text.
 
     The vocabulary is made of the official training texts alone (of all texts, if that part is empty): words that occur
     twice or more, the most frequent first. Upper and lower case are one. Ids and vocabulary are kept in
@@ -44,7 +44,7 @@ def tokenise(name: str, texts: Sequence[str], test: Sequence[bool]) -> tuple[Ten
     Example:
         >>> tokenise("pets", ["A cat, a dog.", "The cat; a dog!"], [False, True])
         (tensor([[2, 1, 1, 2, 1, 1],
-                [1, 1, 1, 2, 1, 1]], dtype=torch.int32), 3)
+                [1, 1, 1, 2, 1, 1]], dtype=torch.int32), ('', '[UNK] ', 'a '))
     """
     digest = hashlib.sha256()
     for text, part in zip(texts, test, strict=True):
@@ -52,7 +52,8 @@ def tokenise(name: str, texts: Sequence[str], test: Sequence[bool]) -> tuple[Ten
     key = content_key(name, (_FORMAT, LENGTH, VOCABULARY, _RARE, digest.hexdigest()))
     tokenizer = _tokenizer(key, [text for text, part in zip(texts, test, strict=True) if not part] or texts)
     ids = cached_array(key, lambda: _encode(tokenizer, texts))
-    return torch.from_numpy(ids), tokenizer.get_vocab_size()
+    places = tokenizer.get_vocab()
+    return torch.from_numpy(ids), ("", *(f"{word} " for word in sorted(places, key=places.__getitem__)[1:]))
 
 
 def _encode(tokenizer: "Tokenizer", texts: Sequence[str]) -> Array:

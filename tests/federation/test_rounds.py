@@ -112,6 +112,16 @@ def test_heads_are_dealt_out_by_partition_and_stay_as_they_were_dealt(federation
         assert [tuple(w.shape) for w in weights] == [(8, 8)] * client + [(4, 8)]
 
 
+def test_every_client_may_be_tested_on_the_whole_official_test_part(federation):
+    settings = {"data": "digits4", "partition": "domain", "max-samples": 400, "models": "tiny_cnn", "rounds": 1}
+    whole, own = (
+        federation.run(settings={**settings, "split": split}).of("evaluation")[-1] for split in ("global", "official")
+    )
+    assert {entry["total"] for entry in whole["clients"]} == {sum(entry["total"] for entry in own["clients"])}
+    assert {entry["domain"] for entry in whole["clients"]} == {""}  # of all of them
+    assert {entry["domain"] for entry in own["clients"]} == {"scan", "pen", "print", "scene"}
+
+
 def test_whole_models_cannot_be_shared_by_different_architectures(federation):
     with pytest.raises(ConfigError, match=r"`share = model` averages weights.*'cnn': 2, 'resnet': 2.*Name one archi"):
         federation.run(settings={"strategy": "fedavg", "models": "cnn,resnet"})

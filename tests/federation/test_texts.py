@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from client_app.store import ClientStore
+from isoproto import paths
 from isoproto.errors import FederationError
 from models import FAMILIES
 
@@ -36,6 +38,21 @@ def test_different_models_for_text_learn_together(federation, reviews, family):
     first, *_, last = run.of("evaluation")
     correct = [sum(c["correct"] for c in line["clients"]) for line in (first, last)]
     assert correct[1] > correct[0]
+
+
+@pytest.mark.parametrize("strategy", ["fedsaf", "isoproto"])
+def test_heads_of_text_models_may_differ(federation, reviews, strategy):
+    """The i-th client's head has i hidden layers, and its bases are of four kinds."""
+    settings = {**TEXT, "data": reviews, "models": "text4", "heads": "mixed", "strategy": strategy}
+    run = federation.run(settings=settings)
+    assert run.failures() == {}
+    assert run.server()["present"].all()
+    for client in range(4):
+        store = ClientStore(paths.state_dir(federation.settings["state-dir"]), run.summary["experiment"], str(client))
+        weights = [t for name, t in sorted(store.load().tensors.items()) if name.startswith("head.") and t.ndim == 2]
+        assert [tuple(w.shape) for w in weights] == [(16, 16)] * client + [(2, 16)]
+    losses = run.of("round")[-1]["loss"]
+    assert losses["total"] > losses["cross_entropy"]
 
 
 def test_a_text_run_is_a_function_of_its_seed(federation, reviews):

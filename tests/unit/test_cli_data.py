@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import server_app.app
-from isoproto.data import INFOS, load_dataset, named
+from isoproto.data import INFOS, folders, load_dataset, named
 from isoproto.data.contact_sheet import contact_sheet
 from tests.fakes import command_line
 
@@ -55,6 +55,18 @@ def test_a_set_is_described_counted_and_drawn(isoproto, tmp_path):
     assert out.endswith(f"samples: {sheet}\n")
     with Image.open(sheet) as image:
         assert {10, 20, 30, 40} <= {shade for _, shade in image.convert("L").getcolors()}
+
+
+def test_what_to_know_of_a_copy_is_said_once(isoproto, tmp_path, monkeypatch, caplog):
+    """On the screen; the log, which goes there too, leaves it out."""
+    write_pets(tmp_path / "pacs64.npz")
+    monkeypatch.setattr(named, "notes_on", lambda *_: ("pacs: half of it",))
+    status, out, _ = isoproto("data", "pacs", "--data-dir", str(tmp_path))
+    assert (status, out.count("pacs: half of it"), caplog.text.count("half of it")) == (0, 1, 0)
+    load_dataset.cache_clear()
+    folders.warn_once.cache_clear()
+    load_dataset("pacs", str(tmp_path))
+    assert caplog.text.count("half of it") == 1
 
 
 def test_a_set_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(isoproto, tmp_path):
@@ -117,9 +129,12 @@ def test_a_set_is_fetched_on_request_and_only_if_it_is_not_there(isoproto, tmp_p
         write_pets(folder / f"{name}.npz")
 
     monkeypatch.setattr(named, "fetch", fetch)
-    for _ in range(2):
-        assert isoproto("data", "pacs", "--download", "--data-dir", str(tmp_path))[0] == 0
-    assert fetched == ["pacs"]
+    first, again = (isoproto("data", "pacs", "--download", "--data-dir", str(tmp_path)) for _ in range(2))
+    assert (first[0], again[0], fetched) == (0, 0, ["pacs"])
+    assert ["not fetched: something of it is in the folder already\n" in out for _, out, _ in (first, again)] == [
+        False,
+        True,
+    ]
 
 
 def test_a_set_of_parts_is_here_if_a_part_is(isoproto, tmp_path):

@@ -282,7 +282,7 @@ def test_domains_are_asked_for_where_there_are_none(partition):
     [
         ({"partition": "dirichlett"}, r"unknown partition 'dirichlett'; .*did you mean 'dirichlet'"),
         ({"partition": "iid:3"}, "partition 'iid' takes no argument, got '3'"),
-        ({"split": "oficial"}, r"unknown split 'oficial'; `split` must be one of 'merged', 'official'"),
+        ({"split": "oficial"}, r"unknown split 'oficial'; `split` must be one of 'global', 'merged', 'official'"),
         ({"clients": 0}, "the number of clients must be >= 1, got 0"),
         ({"seed": -1}, r"`partition-seed` must be in \[0, 4294967295\], got -1"),
         ({"seed": 2**32}, r"`partition-seed` must be in \[0, 4294967295\], got 4294967296"),
@@ -383,10 +383,21 @@ def test_domains_count_in_the_official_split():
         assert len(share.test) == 20
 
 
+def test_the_global_split_trains_on_the_same_and_tests_on_everything():
+    data = dataset([40, 40], test=10)
+    shares, official = (
+        split_clients(data, partition="dirichlet", clients=3, seed=0, split=split) for split in ("global", "official")
+    )
+    for share, other in zip(shares, official, strict=True):
+        assert share.train.tolist() == other.train.tolist()
+        assert share.test.tolist() == np.flatnonzero(data.test).tolist()
+
+
+@pytest.mark.parametrize("split", ["official", "global"])
 @pytest.mark.parametrize("test", [0, 40])
-def test_the_official_split_needs_both_official_parts(test):
-    with pytest.raises(DataError, match=r'points: `split = "official"` needs .*use `split = "merged"`'):
-        split_clients(dataset([40, 40], test=test), partition="iid", clients=2, seed=0, split="official")
+def test_both_official_parts_are_needed(test, split):
+    with pytest.raises(DataError, match=rf'points: `split = "{split}"` needs .*use `split = "merged"`'):
+        split_clients(dataset([40, 40], test=test), partition="iid", clients=2, seed=0, split=split)
 
 
 def test_client_data_are_tensors_of_their_own():

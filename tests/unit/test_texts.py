@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from isoproto import cli
 from isoproto.data import INFOS, TextDataset, folders, load_dataset, named, split_clients, tokens
+from isoproto.data.excerpts import excerpts
 from isoproto.data.folders import cache_folder
 from isoproto.data.shakespeare import ALPHABET
 from isoproto.errors import DataError
+from tests.fakes import command_line
 
 KNOWN = [(name, known) for name, info in INFOS.items() for known in info.files if ".jsonl" in known.name]
 ROW = {"text": "A cat", "label": 0, "split": "train", "domain": "books", "speaker": "Hamlet"}
@@ -272,16 +273,75 @@ def test_texts_of_hugging_face_become_a_file_of_ours(tmp_path, monkeypatch):
     assert not (tmp_path / "ag_news.jsonl.gz").exists()
 
 
-def test_a_set_of_texts_is_described_and_counted(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-    write(tmp_path / "amazon.jsonl.gz", [ROW, {**ROW, "split": "test", "label": 1}])
-    monkeypatch.setattr(sys, "argv", ["isoproto", "data", "amazon", "--data-dir", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        sys.exit(cli.main())
-    out = capsys.readouterr().out
-    assert not ended.value.code
-    assert "texts: 2, up to 2 tokens of a vocabulary of 2" in out
-    assert ["negative", "1", "0"] in [line.split() for line in out.splitlines()]
+# What is shown of them
+
+
+@pytest.fixture
+def isoproto(monkeypatch, capsys):
+    return command_line(monkeypatch, capsys)
+
+
+def test_a_set_of_texts_is_described_counted_and_read_back(isoproto, tmp_path):
+    long = "A cat, a dog. " * 20
+    write(tmp_path / "amazon.jsonl.gz", [{**ROW, "text": long}, {**ROW, "split": "test", "label": 1, "text": "A fox"}])
+    status, out, _ = isoproto("data", "amazon", "--data-dir", str(tmp_path))
+    lines = [line.strip() for line in out.splitlines()]
+    assert status == 0
+    assert "texts: 2, up to 120 tokens of a vocabulary of 7" in lines
+    assert ["negative", "1", "0"] in [line.split() for line in lines]
+    assert f"negative   books    {'a cat , a dog . ' * 6} ..." in lines
+    assert "positive   books    a [UNK]" in lines
+
+
+def test_a_text_without_domains_stands_beside_its_class_alone(isoproto, tmp_path):
+    (tmp_path / "pets.csv").write_text("text,label\ncat cat,pet\nfox fox,wild\n")
+    _, out, _ = isoproto("data", "csv:pets.csv", "--data-dir", str(tmp_path))
+    assert [line.strip() for line in out.splitlines()][-3:-1] == ["pet     cat cat", "wild    fox fox"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "counted"),
+    [
+        (2, ["domain", "train", "test", "train", "test"]),  # a row for each domain
+        (9, ["class", "train", "test"]),  # domains added up
+    ],
+)
+def test_many_domains_are_counted_where_there_is_room(isoproto, tmp_path, labels, counted):
+    rows = [{**ROW, "domain": f"d{n}", "label": str(n % labels)} for n in range(9)]
+    write(tmp_path / "many.jsonl", rows)
+    _, out, _ = isoproto("data", "jsonl:many.jsonl", "--data-dir", str(tmp_path))
+    lines = [line.split() for line in out.splitlines()]
+    assert counted in lines
+    assert (["d8", "1", "0", "0", "0"] in lines) == (labels == 2)
+    assert (["8", "1", "0"] in lines) == (["9", "domains", "9", "domains"] in lines) == (labels == 9)
+
+
+def test_characters_are_read_back_one_by_one(tmp_path):
+    write(tmp_path / "shakespeare.jsonl.gz", [speech("A", "éo be\n" * 30)])
+    shown = excerpts(load_dataset("shakespeare:6", str(tmp_path)), classes=80, samples=1)
+    assert shown == [("space", "A", "\N{REPLACEMENT CHARACTER}o be\\n" * 13 + "\N{REPLACEMENT CHARACTER}o")]
+
+
+def test_samples_are_the_same_ones_each_time_and_so_many_of_each_class(tmp_path):
+    rows = "".join(f"{word} {word},{label}\n" for label in "ab" for word in "uvwxyz")
+    found = load_dataset(f"csv:{table(tmp_path, rows)}")
+    assert excerpts(found) == excerpts(found)
+    assert [label for label, _, _ in excerpts(found, samples=2)] == ["a", "a", "b", "b"]
+    assert len({text for label, _, text in excerpts(found, samples=6) if label == "a"}) == 6
+
+
+def test_a_sheet_of_texts_is_refused(isoproto, tmp_path):
+    write(tmp_path / "amazon.jsonl.gz", [ROW])
+    status, _, err = isoproto("data", "amazon", "--data-dir", str(tmp_path), "--sheet", str(tmp_path / "x.png"))
+    assert status == 1
+    assert "data 'amazon' is text, of which samples are printed; leave out --sheet" in err
+
+
+def table(folder, rows):
+    """Write rows below the names of the columns, and return the path."""
+    path = folder / "table.csv"
+    path.write_text(f"text,label\n{rows}")
+    return path
 
 
 # Shakespeare

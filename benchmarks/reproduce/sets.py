@@ -1,0 +1,228 @@
+"""Six data sets of the papers at small scale: `fedsaf` and `isoproto` against `local`, and curves, from one command.
+
+Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
+Cells are written to benchmarks/results/sets.json as they end; a second call runs only what is missing.
+
+    python benchmarks/reproduce/sets.py --data-dir DIR                  # run what is missing, then write docs/sets.md
+    python benchmarks/reproduce/sets.py --data-dir DIR "PACS | local"   # only cells whose names begin so
+    python benchmarks/reproduce/sets.py --table                         # only write the page and its curves
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from cells import ROOT, load, run_missing
+from matplotlib.figure import Figure
+
+RESULTS = ROOT / "benchmarks" / "results" / "sets.json"
+TABLE = ROOT / "docs" / "sets.md"
+FIGURES = ROOT / "docs" / "figures"
+COMMAND = "python benchmarks/reproduce/sets.py --data-dir DIR"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set and its clients, settings that differ from the defaults, and what to know of the result."""
+
+    clients: int
+    settings: Mapping[str, Any]
+    text: str
+
+    @property
+    def figure(self) -> str:
+        """Name of the picture of its curves."""
+        return f"sets-{self.settings['data'].partition(':')[0]}.svg"
+
+
+COMMON: dict[str, Any] = {"evaluate-every": 1, "seed": 0}
+# The cheapest of HtFE6-txt: its transformer costs more than the five others together.
+TEXT: dict[str, Any] = {
+    "models": "fasttext,lstm,bilstm,text_logistic",
+    "feature-dim": 32,
+    "optimizer": "adam",
+    "batch-size": 16,
+    "rounds": 10,
+}
+# Means of characters do not tell the next one.
+CHARACTERS: dict[str, Any] = {**TEXT, "models": "lstm,bilstm,gru", "batch-size": 32}
+SETS: dict[str, Setting] = {
+    "CIFAR-10": Setting(
+        20,
+        {"data": "cifar10", "partition": "dirichlet", "alpha": 0.1, "max-samples": 6000, "rounds": 12},
+        """20 clients, Dirichlet 0.1, 6,000 of 59,000 pictures, 12 rounds. FedSAF, Tables III and VIII (HtFE9, 60,000
+pictures, 300 rounds of 5 epochs, test samples of all clients together, best round): 84.87 without alignment, 86.40
+with MSE, 88.03 with GCSA. Always answering a client's most frequent class is right in 74 % of all cases there, and 69
+% here.""",
+    ),
+    "PACS": Setting(
+        4,
+        {"data": "pacs", "partition": "one_domain", "max-samples": 2000, "rounds": 12},
+        """4 clients, a domain each, 2,000 of 9,991 pictures at 64x64, 12 rounds. A client is a domain and an
+architecture, as in the paper. FedSAF, Table IV (ResNet-4, -6, -8 and -10, all pictures, 300 rounds of 5 epochs): MSE
+59.89, Cosine 59.66, GCSA 61.56, RCSA 61.00; the table has no row without alignment.""",
+    ),
+    "Office-Caltech": Setting(
+        10,
+        {"data": "office_caltech", "partition": "domain:2,3,4,1", "rounds": 20},
+        """10 clients in FedHPro's numbers (amazon 2, caltech 3, dslr 4, webcam 1) that share all of their domain,
+64x64, 20 rounds; the test part of a dslr client is ten pictures. FedHPro, Tables 2 and A7, measures something else:
+one averaged ResNet-10 on each domain's whole test set, clients with 20 % of a domain each, 100 rounds of 10 epochs.
+FedAvg 55.42, FedHPro 64.52, and where only prototypes travel FedProto 51.38, FedTGP 52.46, FedSA 53.45.""",
+    ),
+    "AG News": Setting(
+        20,
+        {
+            "data": "ag_news",
+            "partition": "dirichlet",
+            "alpha": 1.0,
+            **TEXT,
+            "models": "fasttext,text_logistic,bilstm,textcnn",
+            "learning-rate": 0.01,
+        },
+        """20 clients, Dirichlet 1.0 (the paper does not tell alpha), 7,600 of 127,600 texts, 10 rounds; fastText,
+logistic regression, BiLSTM and TextCNN of width 32, Adam 0.01, batch 16. FedSAF, Table V (HtFE6-txt of width 512, 300
+rounds of 5 epochs): MSE 52.49, Cosine 54.17, GCSA 57.49, RCSA 57.48. Always answering a client's most frequent class
+gives 53 there, 58 here.""",
+    ),
+    "Shakespeare": Setting(
+        8,
+        {
+            "data": "shakespeare:40",
+            "split": "official",
+            "partition": "user",
+            **CHARACTERS,
+            "learning-rate": 0.01,
+        },
+        """8 clients, the roles of Tiny Shakespeare that speak most, a window every 40 characters, 10 rounds; LSTM,
+BiLSTM and GRU of width 32, Adam 0.01. FedSAF, Table V (LEAF's plays, HtFE6-txt of width 512, 118 roles in its
+authors' code, 300 rounds of 5 epochs): MSE 43.41, Cosine 44.04, GCSA 45.26, RCSA 45.75. Always answering the most
+frequent character (space) gives 16 here.""",
+    ),
+    "Reviews": Setting(
+        4,
+        {
+            "data": "amazon:books,dvd,electronics,kitchen_housewares",
+            "partition": "one_domain",
+            "max-samples": 4000,
+            **TEXT,
+            "learning-rate": 0.005,
+        },
+        """4 clients, a kind of product each (books, DVD, electronics, kitchen), 4,000 of the 8,000 reviews of
+FDU-MTL, 10 rounds; fastText, LSTM, BiLSTM and logistic regression of width 32, Adam 0.005, batch 16. FedSAF, Table V
+(Amazon Review as counts of 5,000 words, and networks on them, 300 rounds of 5 epochs): MSE 87.73, Cosine 87.68, GCSA
+88.15, RCSA 88.56. Two points have only one shape: with two classes the term between prototypes is zero, in GCSA and
+RCSA alike, and only the one on samples works.""",
+    ),
+}
+METHODS = ("local", "fedsaf", "isoproto")
+
+
+def cells(name: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of every cell of a set by its name."""
+    return {f"{name} | {method}": {**COMMON, **SETS[name].settings, "strategy": method} for method in METHODS}
+
+
+def draw(name: str, done: Mapping[str, Any]) -> None:
+    """Draw the accuracy after each round."""
+    mpl.rcParams["svg.hashsalt"] = name  # equal figures are equal files
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for method in METHODS:
+        _, *curve = done[f"{name} | {method}"]["curve"]  # before training it is that of guessing
+        rounds = range(1, len(curve) + 1)
+        axes.plot(rounds, [100 * value for value in curve], marker="o", markersize=3, label=method)
+    axes.set(title=name, xlabel="round", ylabel="accuracy, %")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+    figure.savefig(FIGURES / SETS[name].figure, metadata={"Date": None})
+
+
+def table() -> str:
+    """Return docs/sets.md; draw its curves."""
+    done = load(RESULTS)
+    wanted = {name: cells(name) for name in SETS}
+    whole = [name for name, own in wanted.items() if all(done.get(n, {}).get("settings") == own[n] for n in own)]
+    lines = [INTRODUCTION.format(command=COMMAND)]
+    lines += ["| set | method | final | last five | minus local | best round, pooled | worst decile | CPU, s |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines += [_row(name, method, done) for name in whole for method in METHODS]
+    for name, setting in SETS.items():
+        lines += ["", f"## {name}", "", setting.text.strip(), ""]
+        if name in whole:
+            draw(name, done)
+            lines.append(f"![Accuracy by round](figures/{setting.figure})")
+        else:
+            lines.append("Some of its runs are still to be made.")
+    ran = [done[cell] for name in whole for cell in wanted[name]]
+    commits = sorted({cell["git_commit"] for cell in ran})
+    minutes = sum(cell["cpu_seconds"] for cell in ran) / 60
+    versions = ", ".join(f"{name} {version}" for name, version in ran[0]["versions"].items())
+    lines += ["", f"{len(ran)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {versions}."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, method: str, done: Mapping[str, Any]) -> str:
+    own, control = (done[f"{name} | {m}"]["accuracy"] for m in (method, "local"))
+    final, last, best, worst = (f"{100 * own[key]:.1f}" for key in ("mean", "last5", "best_micro", "worst_decile"))
+    gain = "" if method == "local" else f"{100 * (own['last5'] - control['last5']):+.1f}"
+    seconds = f"{done[f'{name} | {method}']['cpu_seconds']:.0f}"
+    columns = (name, method, final, last, gain, f"{best} ({own['best_micro_round']})", worst, seconds)
+    return f"| {' | '.join(columns)} |"
+
+
+INTRODUCTION = """# Data sets of the papers, at small scale
+
+Made by `{command}` from `benchmarks/results/sets.json`; no figure in the
+table is typed by hand, those of the papers below are. DIR holds the data files ([data.md](data.md)).
+
+Accuracy in per cent: every client's own model, by its head, on its own test part, mean over the clients. `final` is the
+last round; `last five` the mean of the last five rounds, on which the difference to `local` is taken. `best round,
+pooled` counts the test samples of all clients together, as FedSAF's tables do (but Table IV, a mean over domains), in
+the round that is best on test data, and is therefore optimistic. All methods of a set share partition, initial weights
+and batch order (seed 0), and have the weights of their terms from the defaults, on every set the same. CPU is of one
+core, data and all evaluations included. Unless said: SGD 0.02 with momentum 0.9, batch 32, one local epoch, four small
+networks of different kinds dealt out in turn (`demo4`), feature width 128.
+
+**What it says.** One seed, small models and few rounds: a check that each of these settings runs and learns, and no
+reproduction of a table. `local` is hard to beat here too. Of twelve differences to it eight are below zero, and ten
+within -1.4 and +0.6 points, which one seed cannot tell from nothing: the standard error of an accuracy is about one
+point on CIFAR-10 and AG News (1,506 and 1,906 test samples), one and a half on Shakespeare and reviews (1,076 and
+1,000) and two on Office-Caltech and PACS (636 and 500), somewhat less for a difference of two methods on the same
+samples; on PACS curves jump by ten points from round to round. On the three text sets both methods end below `local`,
+`fedsaf` on AG News by 2.5 points, which may be real; the weights of the terms are those that were chosen for pictures.
+The one gain is that of `isoproto` on Office-Caltech, 3.4 (2.2 in the pooled figure), with domain skew and few pictures
+a client, as on digits4 by domain. There its losses gained as much with nothing exchanged ([flagship.md](flagship.md));
+that control was not run here, so it is no evidence that clients learned anything from one another. The papers train for
+up to 1,500 epochs on whole sets, with networks some hundred times as large; these runs have 10 to 20 epochs. What
+FedSAF reports is GCSA's lead over MSE (1.6 points on CIFAR-10, 1.7 on PACS, 5.0 on AG News, 1.9 on Shakespeare, 0.4 on
+reviews); MSE was not run here, and most of these leads would be lost in our noise. They are neither confirmed nor
+refuted.
+"""
+
+
+def main() -> None:
+    """Run what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="run cells whose names begin so, and write no page")
+    parser.add_argument("--data-dir", type=Path, help="folder of data files")
+    parser.add_argument("--workers", type=int, default=2, help="cells that run at once")
+    parser.add_argument("--table", action="store_true", help="only write the page from the JSON")
+    asked = parser.parse_args()
+    if not asked.table:
+        if asked.data_dir is None:
+            parser.error("--data-dir is missing")
+        for name, setting in SETS.items():
+            chosen = {n: c for n, c in cells(name).items() if not asked.names or n.startswith(tuple(asked.names))}
+            folder, workers = str(asked.data_dir.absolute()), asked.workers
+            run_missing(RESULTS, chosen, clients=setting.clients, command=COMMAND, workers=workers, data_dir=folder)
+    if not asked.names:
+        TABLE.write_text(table())
+        print(f"wrote {TABLE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
