@@ -124,11 +124,12 @@ def _show(status: "RunStatus", trouble: str) -> None:
     if status.said:
         console.print(escape(f"  {status.said}"))
     table = Table(
-        "client", "model", "online", "last round", "accuracy", "failures", box=box.SIMPLE_HEAD, pad_edge=False
+        "client", "node", "model", "online", "last round", "accuracy", "failures", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for one in status.clients:
         table.add_row(
             escape(one.client),
+            escape(one.node or "-"),
             escape(one.model or "-"),
             {True: "yes", False: "no", None: "-"}[one.online],
             "-" if one.last_round is None else str(one.last_round),

@@ -118,6 +118,7 @@ def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> Non
     folder, config = strategy.folder, strategy.config
     strategy.meet(grid)
     grid.window = _IN_FLIGHT * strategy.workers or None
+    grid.enough = strategy.enough
     _note_partition(strategy)
 
     def end_of_round(flower_round: int, _: ArrayRecord) -> MetricRecord | None:
