@@ -85,9 +85,7 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
 
         nodes = {name: stack.enter_context(node(config)) for name, config in configs.items()}
         runs = tmp_path / "home" / "runs"
-        settings = (
-            f"rounds={ROUNDS} min-nodes=3 feature-dim=16 round-timeout=45.0 strategy='fedsaf' output-dir='{runs}'"
-        )
+        settings = f"rounds={ROUNDS} min-nodes=3 feature-dim=16 round-timeout=45.0 strategy='fedsaf'"
         app = copy_of_the_code(tmp_path / "isoproto")
         command = flwr("run", str(app), "isoproto", "--stream", "-c", settings)
         federation = stack.enter_context(started(command, tmp_path / "run.log", cwd=tmp_path / "link", env=environment))

@@ -25,8 +25,9 @@ def secure_superlink(
     command += ["--host", "127.0.0.1", "--port", str(port), "--health-server-address", f"127.0.0.1:{health_port}"]
     command += ["--ssl-ca-certfile", str(keys / "ca.pem")]
     command += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"), *options]
+    environment = flower_environment(folder, ISOPROTO_HOME=str(keys.parent))
     trusting = ssl.create_default_context(cafile=keys / "ca.pem")
-    with started(command, folder / "superlink.log", cwd=folder, env=flower_environment(folder)) as process:
+    with started(command, folder / "superlink.log", cwd=folder, env=environment) as process:
 
         def healthy() -> bool:
             with contextlib.suppress(OSError):
