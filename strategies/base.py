@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -547,9 +548,13 @@ class PrototypeStrategy(Strategy):
         waiting = dict(self._asked)
         answered = 0
         for message in replies:
-            asked = waiting.pop((message.metadata.src_node_id, message.metadata.group_id), None)
+            node, group_id = message.metadata.src_node_id, message.metadata.group_id
+            if node == SUPERLINK_NODE_ID and message.has_error():  # in place of a node that went away
+                node = next((asked for asked, group in waiting if group == group_id), node)
+            asked = waiting.pop((node, group_id), None)
             if asked is None:
-                _log.warning(_UNASKED, message.metadata.src_node_id)
+                if node != SUPERLINK_NODE_ID:
+                    _log.warning(_UNASKED, node)
                 continue
             answered += not message.has_error()
             try:
@@ -657,6 +662,8 @@ def _told(reasons: "collections.Counter[str]") -> str:
 def _content(message: Message) -> RecordDict:
     """Return a reply's content; an error reply is a WireError with the client's own words."""
     if message.has_error():
+        if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+            raise WireError("its node went away: the SuperLink does not hear from it any more")
         raise WireError(f"the client failed: {_one_line(message.error.reason)} (code {message.error.code})")
     return message.content
 

@@ -124,6 +124,7 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
 
 
 def test_a_run_survives_a_node_that_is_cut_off_and_a_superlink_that_dies(tmp_path: Path, pictures: Path) -> None:
+    rounds = 10
     environment = flower_environment(tmp_path / "flower", ISOPROTO_HOME=str(tmp_path / "home"))
     keys, port, runs = tmp_path / "home" / "keys", free_port(), tmp_path / "home" / "runs"
     (tmp_path / "link").mkdir()
@@ -149,7 +150,7 @@ def test_a_run_survives_a_node_that_is_cut_off_and_a_superlink_that_dies(tmp_pat
             name: stack.enter_context(node(configure(tmp_path / name, keys, name, port, pictures, model)))
             for name, model in models.items()
         }
-        settings = f"rounds={ROUNDS} min-nodes=2 feature-dim=16 round-timeout=20.0 strategy='fedsaf'"
+        settings = f"rounds={rounds} min-nodes=2 feature-dim=16 round-timeout=45.0 strategy='fedsaf'"
         app = copy_of_the_code(tmp_path / "isoproto")
         command = flwr("run", str(app), "isoproto", "--stream", "-c", settings)
         federation = stack.enter_context(started(command, tmp_path / "run.log", cwd=tmp_path / "link", env=environment))
@@ -164,13 +165,13 @@ def test_a_run_survives_a_node_that_is_cut_off_and_a_superlink_that_dies(tmp_pat
 
         at = rounds_done(folder)
         kill(link.pid)
-        assert at < ROUNDS, "the run was over before its SuperLink was killed"
+        assert at < rounds, "the run was over before its SuperLink was killed"
         stack.enter_context(secure_superlink(tmp_path / "link", keys, port, free_port(), *database))
         until(broken, 240, "the end of the broken run", nodes["node-0"])
         ours("resume", folder.name.rpartition("-")[2], "--connection", "isoproto")
     assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
-    assert [line["round"] for line in lines(folder, "round")] == list(range(1, ROUNDS + 1))
-    assert _last(folder, "node-0")["round"] == _last(folder, "node-1")["round"] == ROUNDS
+    assert [line["round"] for line in lines(folder, "round")] == list(range(1, rounds + 1))
+    assert _last(folder, "node-0")["round"] == _last(folder, "node-1")["round"] == rounds
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

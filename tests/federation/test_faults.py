@@ -64,6 +64,7 @@ BAD = {
         altered(lambda content: content.__setitem__("model", content["arrays"])),
         r"carries weights, but this strategy shares none",
     ),
+    "goes away": (fakes.gone, "its node went away: the SuperLink does not hear from it any more"),
 }
 
 
