@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from tests.e2e.processes import (
     only_run,
     rounds_done,
     run,
-    runs_of,
     started,
     until,
 )
@@ -85,7 +83,9 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
 
         nodes = {name: stack.enter_context(node(config)) for name, config in configs.items()}
         runs = tmp_path / "home" / "runs"
-        settings = f"rounds={ROUNDS} min-nodes=3 feature-dim=16 round-timeout=45.0 strategy='fedsaf'"
+        settings = (
+            f"rounds={ROUNDS} min-nodes=3 feature-dim=16 round-timeout=45.0 strategy='fedsaf' output-dir='{runs}'"
+        )
         app = copy_of_the_code(tmp_path / "isoproto")
         command = flwr("run", str(app), "isoproto", "--stream", "-c", settings)
         federation = stack.enter_context(started(command, tmp_path / "run.log", cwd=tmp_path / "link", env=environment))
@@ -121,62 +121,6 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
     assert {(line["round"], line["client"]) for line in lines(folder, "client") if line["round"] in missing} == {
         (number, name) for number in missing for name in ("node-0", "node-2")
     }
-
-
-def test_a_run_survives_a_node_that_is_cut_off_and_a_superlink_that_dies(tmp_path: Path, pictures: Path) -> None:
-    rounds = 10
-    environment = flower_environment(tmp_path / "flower", ISOPROTO_HOME=str(tmp_path / "home"))
-    keys, port, runs = tmp_path / "home" / "keys", free_port(), tmp_path / "home" / "runs"
-    (tmp_path / "link").mkdir()
-    database = ("--database", str(tmp_path / "link.db"))
-
-    def ours(*words: str) -> str:
-        return run(isoproto(*words), 600, cwd=ROOT, env=environment)
-
-    def missed(since: int) -> set[int]:
-        trained = {line["round"] for line in lines(folder, "client") if line["client"] == "node-1"}
-        return set(range(since + 1, rounds_done(folder) + 1)) - trained
-
-    def broken() -> bool:
-        return runs_of(environment, tmp_path / "link", "isoproto")[0]["status"] == "finished:failed"
-
-    ours("keys", "init", "--nodes", "2")
-    with contextlib.ExitStack() as stack:
-        link = stack.enter_context(secure_superlink(tmp_path / "link", keys, port, free_port(), *database))
-        ours("connect", "--address", f"localhost:{port}")
-        ours("keys", "enrol")
-        models = {"node-0": "cnn", "node-1": "mlp"}
-        nodes = {
-            name: stack.enter_context(node(configure(tmp_path / name, keys, name, port, pictures, model)))
-            for name, model in models.items()
-        }
-        settings = f"rounds={rounds} min-nodes=2 feature-dim=16 round-timeout=180.0 strategy='fedsaf'"
-        app = copy_of_the_code(tmp_path / "isoproto")
-        command = flwr("run", str(app), "isoproto", "--stream", "-c", settings)
-        federation = stack.enter_context(started(command, tmp_path / "run.log", cwd=tmp_path / "link", env=environment))
-        folder = until(lambda: only_run(runs), 120, "a run folder", federation)
-        until(lambda: rounds_done(folder) >= 1, 300, "round 1", federation)
-
-        at = rounds_done(folder)
-        _signal(nodes["node-1"].pid, signal.SIGSTOP)  # to the SuperLink, no other than a cable that was pulled
-        until(lambda: missed(at), 300, "a round without node-1", federation)
-        _signal(nodes["node-1"].pid, signal.SIGCONT)
-        until(lambda: _last(folder, "node-1")["round"] > max(missed(at)), 300, "node-1 again", federation)
-
-        at = rounds_done(folder)
-        kill(link.pid)
-        assert at < rounds, "the run was over before its SuperLink was killed"
-        stack.enter_context(secure_superlink(tmp_path / "link", keys, port, free_port(), *database))
-        until(broken, 240, "the end of the broken run", nodes["node-0"])
-        ours("resume", folder.name.rpartition("-")[2], "--connection", "isoproto")
-    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
-    assert [line["round"] for line in lines(folder, "round")] == list(range(1, rounds + 1))
-    assert _last(folder, "node-0")["round"] == _last(folder, "node-1")["round"] == rounds
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    for process in family(pid):
-        process.send_signal(number)
 
 
 def _last(folder: Path, client: str) -> dict[str, int]:

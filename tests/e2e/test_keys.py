@@ -17,17 +17,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @contextlib.contextmanager
-def secure_superlink(
-    folder: Path, keys: Path, port: int, health_port: int, *options: str
-) -> Iterator["subprocess.Popen[bytes]"]:
+def secure_superlink(folder: Path, keys: Path, port: int, health_port: int) -> Iterator[None]:
     """Run a SuperLink with certificates that refuses unknown nodes, once it answers."""
     command = [str(Path(sys.executable).with_name("flower-superlink")), "--enable-supernode-auth"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--health-server-address", f"127.0.0.1:{health_port}"]
     command += ["--ssl-ca-certfile", str(keys / "ca.pem")]
-    command += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"), *options]
-    environment = flower_environment(folder, ISOPROTO_HOME=str(keys.parent))
+    command += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")]
     trusting = ssl.create_default_context(cafile=keys / "ca.pem")
-    with started(command, folder / "superlink.log", cwd=folder, env=environment) as process:
+    with started(command, folder / "superlink.log", cwd=folder, env=flower_environment(folder)) as process:
 
         def healthy() -> bool:
             with contextlib.suppress(OSError):
@@ -36,7 +33,7 @@ def secure_superlink(
             return False
 
         until(healthy, 120, "a SuperLink", process)
-        yield process
+        yield
 
 
 @contextlib.contextmanager
