@@ -123,12 +123,14 @@ def _show(status: "RunStatus", trouble: str) -> None:
     console.print(escape(f"{status.run}: {status.state}, {where}, last change {ago(status.silent_s)} ago"))
     if status.said:
         console.print(escape(f"  {status.said}"))
-    table = Table(
-        "client", "model", "online", "last round", "accuracy", "failures", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    table = Table("client", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("node", overflow="fold")  # a number of 20 figures is good for nothing without its end
+    for title in ("model", "online", "last round", "accuracy", "failures"):
+        table.add_column(title)
     for one in status.clients:
         table.add_row(
             escape(one.client),
+            escape(one.node or "-"),
             escape(one.model or "-"),
             {True: "yes", False: "no", None: "-"}[one.online],
             "-" if one.last_round is None else str(one.last_round),

@@ -83,6 +83,8 @@ class RunConfig:
         stale: A class nobody sent this round keeps its last prototype (``keep``) or has none (``drop``).
         rounds: Rounds of training, >= 0.
         fraction: Share of the clients that train in a round, in (0, 1].
+        over_sample: So many more clients are asked, as a share of those; the round closes with as many good replies as
+            ``fraction`` wants, and does not wait for the slowest. For real nodes; 0: nobody more.
         join_late: Share of the clients that take no part in training before round ``join_round``, in [0, 1); they are
             evaluated with the others, and told apart in the figures.
         join_round: The first round they may train in; 0: never.
@@ -207,6 +209,7 @@ class RunConfig:
 
     rounds: int = _number(15, 0)
     fraction: float = _number(1.0, 0, 1, above=True)
+    over_sample: float = _number(0.0, 0, 10)
     join_late: float = _number(0.0, 0, 0.99)
     join_round: int = _number(0, 0)
     seed: int = _number(0, 0)

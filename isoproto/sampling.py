@@ -8,7 +8,25 @@ from isoproto.metrics import client_order
 from isoproto.seeding import numpy_generator
 
 
-def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: int, minimum: int = 1) -> list[str]:
+def cohort_size(clients: int, fraction: float, over_sample: float = 0.0) -> int:
+    """Return how many clients a round asks.
+
+    Args:
+        clients: How many are present.
+        fraction: Share of them whose replies are wanted, in (0, 1]; rounded to the nearest whole client, one at least.
+        over_sample: So many more of those wanted, as a share of them, >= 0; rounded up.
+
+    Example:
+        >>> cohort_size(10, 0.25), cohort_size(10, 0.25, over_sample=0.5), cohort_size(10, 1.0, over_sample=0.5)
+        (3, 5, 10)
+    """
+    wanted = max(1, math.floor(fraction * clients + 0.5))
+    return min(clients, math.ceil(wanted * (1 + over_sample)))
+
+
+def cohort(
+    clients: Sequence[str], fraction: float, *, seed: int, server_round: int, over_sample: float = 0.0
+) -> list[str]:
     """Draw the clients that train in a round, uniformly and without replacement.
 
     Flower's node ids change with every run, so clients are drawn by their stable names, in sorted order:
@@ -16,10 +34,10 @@ def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: 
 
     Args:
         clients: Names of the clients that are present.
-        fraction: Share of them to draw, in (0, 1]; rounded to the nearest whole client.
+        fraction: Share of them to draw, see ``cohort_size``.
         seed: The run's seed.
         server_round: The round, >= 1.
-        minimum: Draw at least so many where there are so many.
+        over_sample: Share of those that are drawn besides, likewise.
 
     Returns:
         The names drawn, sorted.
@@ -33,8 +51,8 @@ def cohort(clients: Sequence[str], fraction: float, *, seed: int, server_round: 
         ['9', '10']
     """
     names = sorted(clients, key=client_order)
-    wanted = min(len(names), max(minimum, math.floor(fraction * len(names) + 0.5)))
-    drawn = numpy_generator(seed, "cohort", server_round).choice(len(names), size=wanted, replace=False)
+    size = cohort_size(len(names), fraction, over_sample)
+    drawn = numpy_generator(seed, "cohort", server_round).choice(len(names), size=size, replace=False)
     return [names[i] for i in sorted(drawn)]
 
 

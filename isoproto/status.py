@@ -20,7 +20,9 @@ class ClientStatus:
     Attributes:
         client: Its name.
         model: Its architecture; empty for a node that was refused.
-        online: Whether the SuperLink hears its heartbeat; None if it was not asked, or has no node of this name.
+        node: The node that stands for it, by the name that it was enrolled under or its number; empty if the SuperLink
+            was not asked, or does not know it.
+        online: Whether the SuperLink hears its heartbeat; None likewise.
         last_round: The last round that it answered in; None before.
         accuracy: Its own model's, then.
         failures: How often it failed.
@@ -29,6 +31,7 @@ class ClientStatus:
 
     client: str
     model: str = ""
+    node: str = ""
     online: bool | None = None
     last_round: int | None = None
     accuracy: float | None = None
@@ -95,8 +98,8 @@ def run_status(folder: Path, nodes: Sequence[Mapping[str, Any]] = (), *, now: fl
     summary = json.loads((folder / "summary.json").read_text("utf8")) if ended else {}
     over = max((line["round"] for line in run.metrics if line["kind"] == "round"), default=0)
     begun = "partition.json" in written
-    clients = _clients(run, nodes)
-    known = {client.client for client in clients}
+    clients = _clients(run, nodes, _hosts(folder))
+    known = {client.node for client in clients}
     return RunStatus(
         run=folder.name,
         state=summary.get("status") or ("running" if begun else "waiting"),
@@ -109,7 +112,14 @@ def run_status(folder: Path, nodes: Sequence[Mapping[str, Any]] = (), *, now: fl
     )
 
 
-def _clients(run: Run, nodes: Sequence[Mapping[str, Any]]) -> list[ClientStatus]:
+def _hosts(folder: Path) -> dict[str, str]:
+    """Return the number of the node that stands for each client."""
+    path = folder / "nodes.json"
+    hosts: dict[str, str] = json.loads(path.read_text("utf8")) if path.exists() else {}
+    return hosts
+
+
+def _clients(run: Run, nodes: Sequence[Mapping[str, Any]], hosts: Mapping[str, str]) -> list[ClientStatus]:
     found = {share.client: ClientStatus(share.client, share.model) for share in run.clients}
     for line in run.metrics:
         if line["kind"] == "client":
@@ -124,9 +134,11 @@ def _clients(run: Run, nodes: Sequence[Mapping[str, Any]]) -> list[ClientStatus]
             one = found.setdefault(line["client"], ClientStatus(line["client"]))
             one.failures += 1
             one.last_failure = f"round {line['round']}: {line['reason']}"
-    online = {_name(node): node["status"] == "online" for node in nodes}
+    numbers = {str(node["node-id"]): node for node in nodes}
     for one in found.values():
-        one.online = online.get(one.client)
+        number = hosts.get(one.client) or one.client.removeprefix("node ")  # what was refused goes by its number
+        if node := numbers.get(number):
+            one.node, one.online = _name(node), node["status"] == "online"
     return list(found.values())
 
 

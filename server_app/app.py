@@ -120,6 +120,7 @@ def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> Non
     grid.window = _IN_FLIGHT * strategy.workers or None
     if strategy.workers:
         paths.mark_experiment(paths.state_dir(config.state_dir), folder.experiment)
+    grid.enough = strategy.enough
     _note_partition(strategy)
 
     def end_of_round(flower_round: int, _: ArrayRecord) -> MetricRecord | None:

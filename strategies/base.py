@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import json
 import logging
 import math
 import time
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -24,7 +26,7 @@ from isoproto.machines import machines, most_workers
 from isoproto.metrics import accuracy_summary, client_order
 from isoproto.prototypes import average_prototypes, average_tensors
 from isoproto.run_folder import RunFolder
-from isoproto.sampling import cohort, late_clients, share_out
+from isoproto.sampling import cohort, cohort_size, late_clients, share_out
 from strategies import hyper
 from strategies.state import LastAccuracy, ServerState
 
@@ -109,6 +111,7 @@ class PrototypeStrategy(Strategy):
         self._hosts: dict[str, int] = {}  # client -> node id
         self._refused: dict[tuple[int, str], str] = {}  # node id and one of its clients, or empty: all -> reason
         self._asked: dict[_Asked, list[wire.Expected]] = {}
+        self._wanted = 0  # good replies that close the training round under way; 0: all
         self._bytes_down = 0
         self._born = time.perf_counter()
         self._started = 0.0
@@ -218,6 +221,8 @@ class PrototypeStrategy(Strategy):
                 self._refuse(node, str(err))
         for node in waiting:
             self._refuse(node, f"no answer within {self.config.wait_timeout:g} s")
+        # As text: such numbers are too long for JavaScript's.
+        self.folder.write_text("nodes.json", json.dumps({client: str(node) for client, node in self._hosts.items()}))
         return present
 
     def _admit(self, node: int, info: wire.ClientInfo, present: Collection[int]) -> None:
@@ -280,6 +285,11 @@ class PrototypeStrategy(Strategy):
         # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
         everybody = {*self.clients, *map(str, range(max(info.partitions for info in self.clients.values())))}
         self.late = late_clients(sorted(everybody), self.config.join_late, seed=self.config.seed)
+        if self.workers and self.config.over_sample:
+            raise ConfigError(
+                "`over-sample` leaves the slowest nodes behind, and a simulation goes on with their work while the "
+                "next round waits for it; set over-sample = 0 there"
+            )
         self.state = self._saved or ServerState.start(len(self.classes), self.config.feature_dim)
         if len(self.state.present) != len(self.classes):
             raise ConfigError(
@@ -307,7 +317,11 @@ class PrototypeStrategy(Strategy):
         here = self._reachable(self._query(grid))
         if not 0 < self.config.join_round <= self._round:
             here = {name: node for name, node in here.items() if name not in self.late}
-        drawn = cohort(list(here), self.config.fraction, seed=self.config.seed, server_round=self._round)
+        more = self.config.over_sample
+        drawn = cohort(
+            list(here), self.config.fraction, seed=self.config.seed, server_round=self._round, over_sample=more
+        )
+        self._wanted = cohort_size(len(here), self.config.fraction) if more else 0
         return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
 
     def aggregate_train(
@@ -315,7 +329,7 @@ class PrototypeStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, fold the good ones into the next state, and note what happened."""
         trained = time.perf_counter()
-        good, failures = self._read(replies, wire.read_train_reply)
+        good, failures = self._read(replies, wire.read_train_reply, enough=self._wanted)
         # A client without data is no failure, but there is nothing to learn from it.
         useful = [Good(self.clients[c], r, size) for c, r, size in good if r.contribution.samples]
         empty = len(useful) < self.config.min_replies
@@ -410,6 +424,10 @@ class PrototypeStrategy(Strategy):
                     '--federation-config "num-supernodes=%d client-resources-num-cpus=1"',
                     len(self.clients),
                 )
+
+    def enough(self, kind: str) -> int:
+        """Return after how many good replies to messages of a kind the others need not be waited for; 0: all."""
+        return self._wanted if kind == MessageType.TRAIN else 0
 
     # What a method changes
 
@@ -527,17 +545,26 @@ class PrototypeStrategy(Strategy):
         return None if rate is None else rate * sum(info.train_counts + info.test_counts)
 
     def _read(
-        self, replies: Iterable[Message], read: Callable[[RecordDict, wire.Expected], Reply]
+        self, replies: Iterable[Message], read: Callable[[RecordDict, wire.Expected], Reply], enough: int = 0
     ) -> tuple[list[tuple[str, Reply, int]], dict[str, str]]:
-        """Return the good replies sorted by client with their sizes; note and return the reason of every other one."""
+        """Return the good replies sorted by client with their sizes; note and return the reason of every other one.
+
+        Where ``enough`` of them came, nobody waited for those that are missing.
+        """
         good: dict[str, tuple[str, Reply, int]] = {}
         failures: dict[str, str] = {}
         waiting = dict(self._asked)
+        answered = 0
         for message in replies:
-            asked = waiting.pop((message.metadata.src_node_id, message.metadata.group_id), None)
+            node, group_id = message.metadata.src_node_id, message.metadata.group_id
+            if node == SUPERLINK_NODE_ID and message.has_error():  # in place of a node that went away
+                node = next((asked for asked, group in waiting if group == group_id), node)
+            asked = waiting.pop((node, group_id), None)
             if asked is None:
-                _log.warning(_UNASKED, message.metadata.src_node_id)
+                if node != SUPERLINK_NODE_ID:
+                    _log.warning(_UNASKED, node)
                 continue
+            answered += not message.has_error()
             try:
                 contents = _parts(message, asked) if self.workers else [_content(message)]
             except WireError as err:
@@ -549,6 +576,8 @@ class PrototypeStrategy(Strategy):
                     good[expected.client] = (expected.client, read(content, expected), wire.serialised_bytes(content))
                 except WireError as err:
                     failures[expected.client] = str(err)
+        if 0 < enough <= answered:
+            waiting.clear()
         for expected in itertools.chain.from_iterable(waiting.values()):
             failures[expected.client] = f"no reply within {self.config.round_timeout:g} s (`round-timeout`)"
         for client in sorted(failures, key=client_order):
@@ -600,7 +629,7 @@ class PrototypeStrategy(Strategy):
             name.replace("-", "_"): sum(each[name] for each in trained) / len(trained) if trained else None
             for name in wire.LOSSES
         }
-        asked = len(good) + len(failures)
+        asked = sum(map(len, self._asked.values()))
         folder.record(
             "round",
             round=server_round,
@@ -641,6 +670,8 @@ def _told(reasons: "collections.Counter[str]") -> str:
 def _content(message: Message) -> RecordDict:
     """Return a reply's content; an error reply is a WireError with the client's own words."""
     if message.has_error():
+        if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+            raise WireError("its node went away: the SuperLink does not hear from it any more")
         raise WireError(f"the client failed: {_one_line(message.error.reason)} (code {message.error.code})")
     return message.content
 

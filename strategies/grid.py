@@ -3,7 +3,7 @@
 import collections
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -31,11 +31,14 @@ class PromptGrid(Grid):
         window: Messages that are out at once; ``None`` sends all. Ten times a second Flower's simulation compares each
             node with each message that is out: with 200 nodes and 40 messages that took a third of a core from the
             clients. Real nodes work side by side and get theirs at once.
+        enough: Says of a kind of message after how many replies without an error the others are not waited for;
+            0: all are.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self.window: int | None = None
+        self.enough: Callable[[str], int] = lambda kind: 0
         self._first: dict[str, float] = {}  # kind of message -> seconds to its first reply, the last time
 
     def set_run(self, run: object) -> None:  # noqa: D102
@@ -65,13 +68,14 @@ class PromptGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies that came until all are there or the time is over.
+        """Send messages and return the replies that came until all, or enough, are there or the time is over.
 
         Raises:
             FederationError: If a worker of the simulation died.
         """
         unsent = collections.deque(messages)
         kind = unsent[0].metadata.message_type if unsent else ""
+        enough = self.enough(kind) or len(unsent) + 1
         waiting: set[str] = set()
         sent = time.monotonic()
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
@@ -91,7 +95,7 @@ class PromptGrid(Grid):
             replies += came
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             left = deadline - time.monotonic()
-            if not (waiting or unsent) or left <= 0:
+            if not (waiting or unsent) or left <= 0 or sum(not reply.has_error() for reply in replies) >= enough:
                 return replies
             if came:
                 pause = _SHORT_PAUSE if len(waiting) <= _FEW else _PAUSE

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from isoproto.in_process import InProcessGrid
 
@@ -216,6 +216,13 @@ def from_node(node: int) -> Fault:
         return [forged, reply]
 
     return fault
+
+
+def gone(grid: FaultyGrid, message: Message, honest: Callable[[], Message]) -> list[Message]:
+    """The node goes away with the message, and the SuperLink says so in its place."""
+    told = Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message)
+    told.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+    return [told]
 
 
 def replayed(server_round: int) -> Fault:

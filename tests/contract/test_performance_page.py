@@ -97,6 +97,14 @@ SAMPLES = {
         },
         ["| Ray starts | 6.7 |", "| `client_app.app` | 1.60 | 1.60 | 1.5, **missed** |"],
     ),
+    "deployment": (
+        {"round": 8.0, "process": 6.0, "parts": {"data are read": 0.5, "the app is imported": 3.0}},
+        [
+            "| **a round** | 8.00 | 100 % |",
+            "| - data are read | 0.50 | 6 % |",
+            "| waiting: polls, dispatch, the server's step | 2.00 | 25 % |",
+        ],
+    ),
     "data_memory": (
         {"workers": 4, "pictures_mib": 146.5, "figures": {"uss": 1.5, "pss": 38.1, "rss": 150.0}},
         ["4 workers, 146.5 MiB of pictures:", "| its own alone | 1.5 |", "what others map too | 38.1 |"],

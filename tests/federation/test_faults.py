@@ -9,7 +9,7 @@ import torch
 from flwr.app import Array, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from isoproto.errors import FederationError
+from isoproto.errors import ConfigError, FederationError
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -64,6 +64,7 @@ BAD = {
         altered(lambda content: content.__setitem__("model", content["arrays"])),
         r"carries weights, but this strategy shares none",
     ),
+    "goes away": (fakes.gone, "its node went away: the SuperLink does not hear from it any more"),
 }
 
 
@@ -86,6 +87,30 @@ def test_a_bad_reply_is_one_failed_client_with_a_reason(federation):
     assert (line["clients"], line["failed"]) == (len(BAD) + 1, len(BAD))
     assert run.summary["status"] == "completed"
     assert all(torch.isfinite(tensor).all() for tensor in run.server().values())
+
+
+OVER = {"fraction": 0.5, "over-sample": 0.5, "rounds": 1, "round-timeout": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("slow", "failing", "trained", "failed"),
+    [([], [], 3, 0), ([0], [], 2, 0), ([0], [1], 1, 2), ([], [1], 2, 1), ([0, 1], [], 1, 2)],
+)
+def test_over_sampling_asks_more_and_does_not_wait_for_the_slowest(federation, slow, failing, trained, failed):
+    """Of four clients two are wanted and three are asked, drawn by the seed; some of those are slow, or fail."""
+    drawn = [int(client) for client in federation.run(settings={**OVER, "round-timeout": 5.0}).cohorts()[0]]
+    faults = [(fakes.delayed(60), When("train", None, [drawn[i]])) for i in slow]
+    faults += [(fakes.raising("no"), When("train", None, [drawn[i]])) for i in failing]
+    run = federation.run(federation.grid(*faults), OVER)
+    (line,) = run.of("round")
+    assert (line["clients"], len(run.of("client")), line["failed"]) == (3, trained, failed)
+    assert len(run.failures()) == failed
+
+
+def test_over_sampling_is_refused_in_a_simulation(federation, monkeypatch):
+    monkeypatch.setattr("client_app.app._simulation_worker", lambda: 7)
+    with pytest.raises(ConfigError, match=r"`over-sample` leaves the slowest nodes behind.* set over-sample = 0 there"):
+        federation.run(settings=OVER)
 
 
 def test_the_bad_reply_leaves_no_trace_in_the_result(federation):

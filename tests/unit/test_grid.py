@@ -71,6 +71,26 @@ def test_no_more_messages_are_out_than_the_window_holds(window, most_out):
 
 
 @pytest.mark.usefixtures("federation")
+@pytest.mark.parametrize(("enough", "replies"), [(0, 9), (1, 1), (4, 6), (6, 9)])
+def test_enough_replies_without_an_error_end_the_waiting(enough, replies):
+    """The replies come one by one, node by node in turn; a third of them are errors."""
+
+    class InTurn(Counting):
+        def pull_messages(self, message_ids):
+            return super().pull_messages([next(name for name in self.order if name in message_ids)])
+
+        def push_messages(self, messages):
+            self.order = list(super().push_messages(messages))
+            return self.order
+
+    grid = InTurn()
+    prompt = PromptGrid(grid)
+    prompt.enough = {"train": enough}.get
+    nodes = list(grid.get_node_ids())
+    assert len(prompt.send_and_receive([Message(RecordDict(), node, "train") for node in nodes * 3])) == replies
+
+
+@pytest.mark.usefixtures("federation")
 def test_what_the_window_kept_back_when_the_time_is_over_is_not_sent():
     grid = Counting()
     prompt = PromptGrid(grid)

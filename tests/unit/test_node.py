@@ -379,10 +379,12 @@ def run_folder(root: Path, *, summary: bool = False) -> Path:
 
 def test_status_tells_models_last_round_and_failures(tmp_path):
     folder = run_folder(tmp_path)
+    (folder / "nodes.json").write_text('{"a": "5", "b": "6"}')
     nodes = [
         {"name": "a", "node-id": "5", "status": "online"},
         {"name": "b", "node-id": "6", "status": "offline"},
         {"name": "", "node-id": "8", "status": "online"},
+        {"name": "d", "node-id": "77", "status": "online"},
     ]
     now = run_status(newest_run(tmp_path), nodes)
     assert (now.run, now.state, now.rounds, now.said) == (folder.name, "running", 9, "round 2 of 9")
@@ -396,8 +398,29 @@ def test_status_tells_models_last_round_and_failures(tmp_path):
         2,
     )
     assert found["b"].last_failure == "round 2: its node went away"
-    assert (found["late"].model, found["late"].last_round) == ("cnn4", 2)
+    assert (found["node 77"].node, found["node 77"].online) == ("d", True)
+    assert (found["late"].model, found["late"].last_round, found["late"].online) == ("cnn4", 2, None)
     assert now.strangers == ["8"]
+
+
+def test_status_finds_the_node_of_a_client_that_has_a_partitions_number(tmp_path):
+    """As in docker-compose.yml: the run says 0 and 1, the SuperLink knows nodes by name or number alone."""
+    folder = run_folder(tmp_path)
+    for name in ("partition.json", "metrics.jsonl"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(
+            text.replace('"client": "a"', '"client": "0"').replace('"client": "b"', '"client": "1"')
+        )
+    (folder / "nodes.json").write_text('{"0": "5", "1": "6"}')
+    nodes = [
+        {"name": "node-0", "node-id": "5", "status": "online"},
+        {"name": "", "node-id": "6", "status": "offline"},
+    ]
+    found = {one.client: (one.node, one.online) for one in run_status(folder, nodes).clients}
+    assert found["0"] == ("node-0", True)
+    assert found["1"] == ("6", False)
+    assert run_status(folder, nodes).strangers == []
+    assert run_status(folder).clients[0].online is None
 
 
 def test_status_waits_before_there_are_clients(tmp_path):

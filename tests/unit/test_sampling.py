@@ -40,6 +40,12 @@ def test_size_is_rounded_to_the_nearest_client_and_at_least_one(clients, fractio
     assert len(cohort(TWENTY[:clients], fraction, seed=0, server_round=1)) == wanted
 
 
+def test_over_sampling_draws_a_share_more():
+    assert len(cohort(TWENTY, 0.2, seed=0, server_round=1, over_sample=0.5)) == 6
+    assert len(cohort(TWENTY, 0.2, seed=0, server_round=1, over_sample=0.01)) == 5
+    assert cohort(TWENTY, 0.8, seed=0, server_round=1, over_sample=0.5) == TWENTY
+
+
 def test_everybody_is_drawn_sooner_or_later():
     drawn = {name for r in range(1, 60) for name in cohort(TWENTY, 0.2, seed=0, server_round=r)}
     assert drawn == set(TWENTY)
