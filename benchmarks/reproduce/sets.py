@@ -118,12 +118,33 @@ FDU-MTL, 10 rounds; fastText, LSTM, BiLSTM and logistic regression of width 32, 
 RCSA alike, and only the one on samples works.""",
     ),
 }
-METHODS = ("local", "fedsaf", "isoproto")
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {"strategy": "local"},
+    "fedsaf": {"strategy": "fedsaf"},
+    "isoproto": {"strategy": "isoproto"},
+    # The control: the same losses towards random vectors of the client's own and the simplex.
+    "isoproto, nothing exchanged": {
+        "strategy": "isoproto",
+        "anchors": "private",
+        "relation.shrink": 1.0,
+        "hyper.learning-rate": 0.0,
+    },
+    # What isoproto was until ADR 9.
+    "prototypes at 0.2": {
+        "strategy": "isoproto",
+        "frame": "gram",
+        "hyper.init": "prototypes",
+        "hyper.margin": "none",
+        "hyper.form": "normalised",
+        "hyper.pcl": 0.2,
+        "hyper.pal": 0.2,
+    },
+}
 
 
 def cells(name: str) -> dict[str, dict[str, Any]]:
     """Return the settings of every cell of a set by its name."""
-    return {f"{name} | {method}": {**COMMON, **SETS[name].settings, "strategy": method} for method in METHODS}
+    return {f"{name} | {method}": {**COMMON, **SETS[name].settings, **own} for method, own in METHODS.items()}
 
 
 def draw(name: str, done: Mapping[str, Any]) -> None:
