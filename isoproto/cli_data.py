@@ -71,13 +71,13 @@ def data(
     lookup(DATASETS, "data", kind)
     info, folder = INFOS[kind], data_folder(str(data_dir or "")).absolute()
     typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
-    if looked := looked_for(kind, folder):
+    if looked := looked_for(name, folder):
         typer.echo("looked for, in this order: " + ", ".join(looked))
     typer.echo(f"how to get it: {how_to_get(kind)}")
-    if download and is_here(kind, folder):
+    if download and is_here(name, folder):
         typer.echo("not fetched: something of it is in the folder already")
     elif download:
-        fetch(kind, folder)
+        fetch(name, folder)
     with _notes_unlogged():  # they are shown below
         dataset = load_dataset(name, str(folder))
     typer.echo(f"found: {dataset.source}")

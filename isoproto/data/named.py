@@ -10,6 +10,7 @@ from isoproto.data.base import Dataset, ImageDataset
 from isoproto.data.domainnet import read_domainnet
 from isoproto.data.folders import listing, warn_once
 from isoproto.data.ham10000 import read_ham10000
+from isoproto.data.hub import fetch_hub, hub_files
 from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
 from isoproto.data.imagefolder import read_tree
 from isoproto.data.info import INFOS, KnownFile
@@ -110,7 +111,10 @@ def how_to_get(name: str) -> str:
 
 def looked_for(name: str, folder: Path) -> list[str]:
     """Return the places where a set is looked for, in the order of preference."""
-    info = INFOS[name]
+    kind, _, argument = name.partition(":")
+    if kind == "hf":
+        return list(map(str, hub_files(argument, folder)))
+    info = INFOS[kind]
     files = [str(folder / known.name) for known in info.files]
     trees = [f"{folder / tree}/" for tree in info.folders]
     theirs = [f"{folder / pattern} (torchvision's)" for pattern in (info.torchvision.files if info.torchvision else ())]
@@ -119,7 +123,10 @@ def looked_for(name: str, folder: Path) -> list[str]:
 
 def is_here(name: str, folder: Path) -> bool:
     """Return whether something of a set is where it is looked for, be it whole or not."""
-    info = INFOS[name]
+    kind, _, argument = name.partition(":")
+    if kind == "hf":
+        return any(path.exists() for path in hub_files(argument, folder))
+    info = INFOS[kind]
     names = [known.name for known in info.files] + list(info.folders)
     patterns = info.torchvision.files if info.torchvision else ()
     return (
@@ -164,8 +171,11 @@ def fetch(name: str, folder: Path) -> None:
     Raises:
         DataError: If neither has it, or it cannot be had.
     """
+    name, _, argument = name.partition(":")
     info, failures = INFOS[name], []
     ways: list[Callable[[], None]] = []
+    if name == "hf":
+        ways.append(functools.partial(fetch_hub, argument, folder))
     if info.torchvision:
         ways.append(functools.partial(fetch_torchvision, info.torchvision, folder))
     if info.hugging_face and info.hugging_face.text:

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from isoproto import cli
 from isoproto.data import load_dataset
 from isoproto.data.hub import fetch_hub, hub_place
 from isoproto.errors import DataError
@@ -98,6 +99,16 @@ def test_a_set_without_such_columns_is_refused_with_those_it_has(hub):
         fetch_hub("us/pets,label=kind", hub)
     with pytest.raises(DataError, match=r"us/odd of Hugging Face has no pictures or words; it has x"):
         fetch_hub("us/odd,label=x", hub)
+
+
+def test_the_command_fetches_and_describes_a_set(hub, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["isoproto", "data", "hf:us/pets", "--data-dir", str(hub), "--download"])
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(cli.main())
+    out = capsys.readouterr().out
+    assert not ended.value.code
+    assert f"looked for, in this order: {hub}/hf-us-pets.npz, {hub}/hf-us-pets.jsonl.gz" in out
+    assert "pictures: 3, 8x8 colour" in out
 
 
 @pytest.mark.parametrize("argument", ["", ",label=x", "us/pets,colour=red", "us/pets,label", "us/pets,text=a,text=b"])
