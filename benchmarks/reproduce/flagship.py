@@ -155,6 +155,24 @@ ANCHORS: Cells = {
     "fedhpro's losses, private random vectors (nothing exchanged)": {**RANDOM, "anchors": "private"},
     "the same without margin": {**RANDOM, "anchors": "private", "hyper.margin": "none"},
 }
+# What the table of anchors asks for: isoproto with anchors at full weight and the margin. Random vectors are common to
+# all, so that coordinates mean the same everywhere (frame = shared), and structure, learning, exchange come one by one.
+MARGIN = {**FULL, "hyper.margin": "literal", "hyper.form": "paper_mean"}
+COMMON = {**FLAGSHIP, **MARGIN, "frame": "shared", "hyper.init": "normal"}
+BARE = {"alignment": "hpcl+hpal"}
+NEXT: Cells = {
+    "local": {"strategy": "local"},
+    "random anchors": COMMON,
+    "random anchors, S frozen": {**COMMON, **FROZEN},
+    "random anchors, no structure": {**COMMON, **BARE},
+    "random anchors, no structure, S frozen": {**COMMON, **BARE, **FROZEN},
+    "random anchors, SGD 0.1": {**COMMON, "hyper.optimizer": "sgd", "hyper.learning-rate": 0.1},
+    "prototypes as anchors": {**FLAGSHIP, **MARGIN},
+    "prototypes as anchors, S frozen": {**FLAGSHIP, **MARGIN, **FROZEN},
+    "prototypes as anchors, anchors = own": {**FLAGSHIP, **MARGIN, "anchors": "own", **FROZEN},
+    "private random anchors, simplex": {**COMMON, **ALONE},
+    "private random anchors, no structure": {**COMMON, **BARE, **ALONE},
+}
 CLIENTS_OF = {"few": 80}
 MANY_TRAIN, MANY_TEST = 10000, 2000
 TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
@@ -249,6 +267,11 @@ def stages() -> dict[str, Cells]:
             for partition in PARTITIONS
             for name, settings in ANCHORS.items()
         },
+        "next": {
+            f"{partition} | {name} | seed {seed}": {**DIGITS, **PARTITIONS[partition], **settings, "seed": seed}
+            for seed, partition in seeds
+            for name, settings in NEXT.items()
+        },
         "few": {
             f"by domain | {name} | seed {seed}": {**DIGITS, **PARTITIONS["by domain"], **settings, "seed": seed}
             for seed in SEEDS
@@ -316,6 +339,11 @@ def table() -> str:
             "anchors",
             "Why fedhpro's anchors do well (seed 0; control: local)",
             lambda: [single("anchors", partition, ANCHORS, "local", " | seed 0") for partition in PARTITIONS],
+        ),
+        (
+            "next",
+            "Anchors at full weight, with margin (three seeds; control: local)",
+            lambda: [seeded("next", partition, NEXT, "local") for partition in PARTITIONS],
         ),
         (
             "few",
