@@ -173,6 +173,7 @@ NEXT: Cells = {
     "private random anchors, simplex": {**COMMON, **ALONE},
     "private random anchors, no structure": {**COMMON, **BARE, **ALONE},
 }
+LONG |= {f"{optimiser}, random anchors at 1": {**settings, **COMMON} for optimiser, settings in OPTIMISERS.items()}
 CIFAR |= {"isoproto, random anchors at 1": COMMON, "isoproto, random anchors at 1, S frozen": {**COMMON, **FROZEN}}
 CLIENTS_OF = {"few": 80}
 MANY_TRAIN, MANY_TEST = 10000, 2000
