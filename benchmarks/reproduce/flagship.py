@@ -33,8 +33,18 @@ PARTITIONS: Cells = {
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
 }
 FLAGSHIP: dict[str, Any] = {"strategy": "isoproto"}
+# What it was until the anchors were taken apart (ADR 9): prototypes as anchors, a fifth of the weight, no margin.
+EARLIER: dict[str, Any] = {
+    **FLAGSHIP,
+    "frame": "gram",
+    "hyper.init": "prototypes",
+    "hyper.margin": "none",
+    "hyper.form": "normalised",
+    "hyper.pcl": 0.2,
+    "hyper.pal": 0.2,
+}
 # The frame that was the default when one thing was changed at a time.
-SCREENED: dict[str, Any] = {**FLAGSHIP, "frame": "procrustes"}
+SCREENED: dict[str, Any] = {**EARLIER, "frame": "procrustes"}
 FROZEN = {"hyper.learning-rate": 0.0}
 LITERAL = {"hyper.form": "paper"}
 ALONE = {"anchors": "private", "relation.shrink": 1.0, **FROZEN}
@@ -43,7 +53,7 @@ ALONE = {"anchors": "private", "relation.shrink": 1.0, **FROZEN}
 SCREENING: Cells = {
     "local": {"strategy": "local"},
     **{
-        f"frame {frame}, {name}": {**FLAGSHIP, "frame": frame, **more}
+        f"frame {frame}, {name}": {**EARLIER, "frame": frame, **more}
         for frame in ("procrustes", "gram", "shared")
         for name, more in (
             ("frozen", FROZEN),
@@ -75,11 +85,11 @@ METHODS: Cells = {
     "fedhpro, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **FROZEN},
     "fedhpro literal, share = head": {"strategy": "fedhpro", "share": "head", **LITERAL},
     "fedhpro literal, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **LITERAL, **FROZEN},
-    "isoproto": FLAGSHIP,
-    "isoproto, S frozen": {**FLAGSHIP, **FROZEN},
-    "isoproto, anchors = own": {**FLAGSHIP, "anchors": "own", **FROZEN},
-    "isoproto, anchors = private, shrink = 1": {**FLAGSHIP, **ALONE},
-    "isoproto, HPCL and HPAL at 1": {**FLAGSHIP, "hyper.pcl": 1.0, "hyper.pal": 1.0},
+    "prototypes at 0.2": EARLIER,
+    "prototypes at 0.2, S frozen": {**EARLIER, **FROZEN},
+    "prototypes at 0.2, anchors = own": {**EARLIER, "anchors": "own", **FROZEN},
+    "prototypes at 0.2, anchors = private, shrink = 1": {**EARLIER, **ALONE},
+    "prototypes at 1": {**EARLIER, "hyper.pcl": 1.0, "hyper.pal": 1.0},
 }
 ONE: Cells = {
     "fedavg": {"strategy": "fedavg"},
@@ -97,10 +107,10 @@ CIFAR: Cells = {
         "fedsaf, gcsa",
         "fedsaf, rcsa",
         "fedhpro, share = head",
-        "isoproto",
-        "isoproto, S frozen",
-        "isoproto, anchors = own",
-        "isoproto, anchors = private, shrink = 1",
+        "prototypes at 0.2",
+        "prototypes at 0.2, S frozen",
+        "prototypes at 0.2, anchors = own",
+        "prototypes at 0.2, anchors = private, shrink = 1",
     )
 }
 TAIL: Cells = {
@@ -110,16 +120,16 @@ TAIL: Cells = {
         "hyper.retrain": "creff",
         "models": "cnn",
     },
-    **{name: METHODS[name] for name in ("local", "isoproto", "isoproto, S frozen")},
+    **{name: METHODS[name] for name in ("local", "prototypes at 0.2", "prototypes at 0.2, S frozen")},
 }
 # 100 classes: does the federation know more of their relations than the simplex, which needs no message?
 MANY: Cells = {
     "local": {"strategy": "local"},
-    "isoproto": FLAGSHIP,
-    "isoproto, S frozen": {**FLAGSHIP, **FROZEN},
-    "GCSA alone, shrink 0": {**FLAGSHIP, "alignment": "gcsa", "relation.shrink": 0.0, **FROZEN},
-    "GCSA alone, shrink 0.5": {**FLAGSHIP, "alignment": "gcsa", **FROZEN},
-    "GCSA alone, shrink 1": {**FLAGSHIP, "alignment": "gcsa", "relation.shrink": 1.0, **FROZEN},
+    "prototypes at 0.2": EARLIER,
+    "prototypes at 0.2, S frozen": {**EARLIER, **FROZEN},
+    "GCSA alone, shrink 0": {**EARLIER, "alignment": "gcsa", "relation.shrink": 0.0, **FROZEN},
+    "GCSA alone, shrink 0.5": {**EARLIER, "alignment": "gcsa", **FROZEN},
+    "GCSA alone, shrink 1": {**EARLIER, "alignment": "gcsa", "relation.shrink": 1.0, **FROZEN},
 }
 # Other optimisers, and training until it has converged.
 OPTIMISERS: Cells = {
@@ -130,17 +140,17 @@ OPTIMISERS: Cells = {
 LONG: Cells = {
     f"{optimiser}, {name}": {**settings, **changes}
     for optimiser, changes in OPTIMISERS.items()
-    for name, settings in (("local", {"strategy": "local"}), ("isoproto", FLAGSHIP))
+    for name, settings in (("local", {"strategy": "local"}), ("prototypes at 0.2", EARLIER))
 }
 # 80 clients with 60 training pictures each: where others' knowledge should be worth most.
 FULL = {"hyper.pcl": 1.0, "hyper.pal": 1.0}
 FEW: Cells = {
     "local": {"strategy": "local"},
-    "isoproto, HPCL and HPAL at 1": {**FLAGSHIP, **FULL},
-    "isoproto, HPCL and HPAL at 1, S frozen": {**FLAGSHIP, **FULL, **FROZEN},
-    "isoproto, HPCL and HPAL at 1, frame = shared, S frozen": {**FLAGSHIP, **FULL, "frame": "shared", **FROZEN},
-    "isoproto, HPCL and HPAL at 1, anchors = own": {**FLAGSHIP, **FULL, "anchors": "own", **FROZEN},
-    "isoproto, HPCL and HPAL at 1, anchors = private, shrink = 1": {**FLAGSHIP, **FULL, **ALONE},
+    "prototypes at 1": {**EARLIER, **FULL},
+    "prototypes at 1, S frozen": {**EARLIER, **FULL, **FROZEN},
+    "prototypes at 1, frame = shared, S frozen": {**EARLIER, **FULL, "frame": "shared", **FROZEN},
+    "prototypes at 1, anchors = own": {**EARLIER, **FULL, "anchors": "own", **FROZEN},
+    "prototypes at 1, anchors = private, shrink = 1": {**EARLIER, **FULL, **ALONE},
 }
 # What makes fedhpro's anchors good: shared heads, common random vectors, or only the margin and the mean form?
 RANDOM = {
@@ -158,23 +168,25 @@ ANCHORS: Cells = {
 # What the table of anchors asks for: isoproto with anchors at full weight and the margin. Random vectors are common to
 # all, so that coordinates mean the same everywhere (frame = shared), and structure, learning, exchange come one by one.
 MARGIN = {**FULL, "hyper.margin": "literal", "hyper.form": "paper_mean"}
-COMMON = {**FLAGSHIP, **MARGIN, "frame": "shared", "hyper.init": "normal"}
+COMMON = {**EARLIER, **MARGIN, "frame": "shared", "hyper.init": "normal"}
 BARE = {"alignment": "hpcl+hpal"}
 NEXT: Cells = {
-    "local": {"strategy": "local"},
-    "random anchors": COMMON,
-    "random anchors, S frozen": {**COMMON, **FROZEN},
-    "random anchors, no structure": {**COMMON, **BARE},
-    "random anchors, no structure, S frozen": {**COMMON, **BARE, **FROZEN},
-    "random anchors, SGD 0.1": {**COMMON, "hyper.optimizer": "sgd", "hyper.learning-rate": 0.1},
-    "prototypes as anchors": {**FLAGSHIP, **MARGIN},
-    "prototypes as anchors, S frozen": {**FLAGSHIP, **MARGIN, **FROZEN},
-    "prototypes as anchors, anchors = own": {**FLAGSHIP, **MARGIN, "anchors": "own", **FROZEN},
-    "private random anchors, simplex": {**COMMON, **ALONE},
-    "private random anchors, no structure": {**COMMON, **BARE, **ALONE},
+    **{name: METHODS[name] for name in ("local", "fedproto", "fedhpro, share = head")},
+    "isoproto": COMMON,
+    "isoproto, S frozen": {**COMMON, **FROZEN},
+    "isoproto, no structure": {**COMMON, **BARE},
+    "isoproto, no structure, S frozen": {**COMMON, **BARE, **FROZEN},
+    "isoproto, SGD 0.1": {**COMMON, "hyper.optimizer": "sgd", "hyper.learning-rate": 0.1},
+    "prototypes as anchors": {**EARLIER, **MARGIN},
+    "prototypes as anchors, S frozen": {**EARLIER, **MARGIN, **FROZEN},
+    "prototypes as anchors, anchors = own": {**EARLIER, **MARGIN, "anchors": "own", **FROZEN},
+    "isoproto, private anchors, simplex": {**COMMON, **ALONE},
+    "isoproto, private anchors, no structure": {**COMMON, **BARE, **ALONE},
 }
-LONG |= {f"{optimiser}, random anchors at 1": {**settings, **COMMON} for optimiser, settings in OPTIMISERS.items()}
-CIFAR |= {"isoproto, random anchors at 1": COMMON, "isoproto, random anchors at 1, S frozen": {**COMMON, **FROZEN}}
+LONG |= {f"{optimiser}, isoproto": {**settings, **COMMON} for optimiser, settings in OPTIMISERS.items()}
+CIFAR |= {"isoproto": COMMON, "isoproto, S frozen": {**COMMON, **FROZEN}}
+FEW |= {"isoproto": COMMON}
+MANY |= {"isoproto": COMMON, "isoproto, S frozen": {**COMMON, **FROZEN}}
 CLIENTS_OF = {"few": 80}
 MANY_TRAIN, MANY_TEST = 10000, 2000
 TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
