@@ -34,7 +34,16 @@ COMMON = {"data": "digits4", "partition": "domain", "rounds": ROUNDS}
 RUNS: dict[str, dict[str, Any]] = {
     "FedHPro, averaged model": {"strategy": "fedhpro", "models": "cnn"},
     "FedHPro, head only": {"strategy": "fedhpro", "share": "head"},
-    "isoproto": {"strategy": "isoproto"},
+    # The form with prototypes as anchors, which a frame has to bring together.
+    "isoproto": {
+        "strategy": "isoproto",
+        "frame": "gram",
+        "hyper.init": "prototypes",
+        "hyper.margin": "none",
+        "hyper.form": "normalised",
+        "hyper.pcl": 0.2,
+        "hyper.pal": 0.2,
+    },
 }
 FIGURES = ROOT / "docs" / "figures"
 

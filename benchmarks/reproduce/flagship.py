@@ -33,8 +33,18 @@ PARTITIONS: Cells = {
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
 }
 FLAGSHIP: dict[str, Any] = {"strategy": "isoproto"}
+# What it was until the anchors were taken apart (ADR 9): prototypes as anchors, a fifth of the weight, no margin.
+EARLIER: dict[str, Any] = {
+    **FLAGSHIP,
+    "frame": "gram",
+    "hyper.init": "prototypes",
+    "hyper.margin": "none",
+    "hyper.form": "normalised",
+    "hyper.pcl": 0.2,
+    "hyper.pal": 0.2,
+}
 # The frame that was the default when one thing was changed at a time.
-SCREENED: dict[str, Any] = {**FLAGSHIP, "frame": "procrustes"}
+SCREENED: dict[str, Any] = {**EARLIER, "frame": "procrustes"}
 FROZEN = {"hyper.learning-rate": 0.0}
 LITERAL = {"hyper.form": "paper"}
 ALONE = {"anchors": "private", "relation.shrink": 1.0, **FROZEN}
@@ -43,7 +53,7 @@ ALONE = {"anchors": "private", "relation.shrink": 1.0, **FROZEN}
 SCREENING: Cells = {
     "local": {"strategy": "local"},
     **{
-        f"frame {frame}, {name}": {**FLAGSHIP, "frame": frame, **more}
+        f"frame {frame}, {name}": {**EARLIER, "frame": frame, **more}
         for frame in ("procrustes", "gram", "shared")
         for name, more in (
             ("frozen", FROZEN),
@@ -75,11 +85,11 @@ METHODS: Cells = {
     "fedhpro, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **FROZEN},
     "fedhpro literal, share = head": {"strategy": "fedhpro", "share": "head", **LITERAL},
     "fedhpro literal, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **LITERAL, **FROZEN},
-    "isoproto": FLAGSHIP,
-    "isoproto, S frozen": {**FLAGSHIP, **FROZEN},
-    "isoproto, anchors = own": {**FLAGSHIP, "anchors": "own", **FROZEN},
-    "isoproto, anchors = private, shrink = 1": {**FLAGSHIP, **ALONE},
-    "isoproto, HPCL and HPAL at 1": {**FLAGSHIP, "hyper.pcl": 1.0, "hyper.pal": 1.0},
+    "prototypes at 0.2": EARLIER,
+    "prototypes at 0.2, S frozen": {**EARLIER, **FROZEN},
+    "prototypes at 0.2, anchors = own": {**EARLIER, "anchors": "own", **FROZEN},
+    "prototypes at 0.2, anchors = private, shrink = 1": {**EARLIER, **ALONE},
+    "prototypes at 1": {**EARLIER, "hyper.pcl": 1.0, "hyper.pal": 1.0},
 }
 ONE: Cells = {
     "fedavg": {"strategy": "fedavg"},
@@ -97,10 +107,10 @@ CIFAR: Cells = {
         "fedsaf, gcsa",
         "fedsaf, rcsa",
         "fedhpro, share = head",
-        "isoproto",
-        "isoproto, S frozen",
-        "isoproto, anchors = own",
-        "isoproto, anchors = private, shrink = 1",
+        "prototypes at 0.2",
+        "prototypes at 0.2, S frozen",
+        "prototypes at 0.2, anchors = own",
+        "prototypes at 0.2, anchors = private, shrink = 1",
     )
 }
 TAIL: Cells = {
@@ -110,16 +120,16 @@ TAIL: Cells = {
         "hyper.retrain": "creff",
         "models": "cnn",
     },
-    **{name: METHODS[name] for name in ("local", "isoproto", "isoproto, S frozen")},
+    **{name: METHODS[name] for name in ("local", "prototypes at 0.2", "prototypes at 0.2, S frozen")},
 }
 # 100 classes: does the federation know more of their relations than the simplex, which needs no message?
 MANY: Cells = {
     "local": {"strategy": "local"},
-    "isoproto": FLAGSHIP,
-    "isoproto, S frozen": {**FLAGSHIP, **FROZEN},
-    "GCSA alone, shrink 0": {**FLAGSHIP, "alignment": "gcsa", "relation.shrink": 0.0, **FROZEN},
-    "GCSA alone, shrink 0.5": {**FLAGSHIP, "alignment": "gcsa", **FROZEN},
-    "GCSA alone, shrink 1": {**FLAGSHIP, "alignment": "gcsa", "relation.shrink": 1.0, **FROZEN},
+    "prototypes at 0.2": EARLIER,
+    "prototypes at 0.2, S frozen": {**EARLIER, **FROZEN},
+    "GCSA alone, shrink 0": {**EARLIER, "alignment": "gcsa", "relation.shrink": 0.0, **FROZEN},
+    "GCSA alone, shrink 0.5": {**EARLIER, "alignment": "gcsa", **FROZEN},
+    "GCSA alone, shrink 1": {**EARLIER, "alignment": "gcsa", "relation.shrink": 1.0, **FROZEN},
 }
 # Other optimisers, and training until it has converged.
 OPTIMISERS: Cells = {
@@ -130,17 +140,17 @@ OPTIMISERS: Cells = {
 LONG: Cells = {
     f"{optimiser}, {name}": {**settings, **changes}
     for optimiser, changes in OPTIMISERS.items()
-    for name, settings in (("local", {"strategy": "local"}), ("isoproto", FLAGSHIP))
+    for name, settings in (("local", {"strategy": "local"}), ("prototypes at 0.2", EARLIER))
 }
 # 80 clients with 60 training pictures each: where others' knowledge should be worth most.
 FULL = {"hyper.pcl": 1.0, "hyper.pal": 1.0}
 FEW: Cells = {
     "local": {"strategy": "local"},
-    "isoproto, HPCL and HPAL at 1": {**FLAGSHIP, **FULL},
-    "isoproto, HPCL and HPAL at 1, S frozen": {**FLAGSHIP, **FULL, **FROZEN},
-    "isoproto, HPCL and HPAL at 1, frame = shared, S frozen": {**FLAGSHIP, **FULL, "frame": "shared", **FROZEN},
-    "isoproto, HPCL and HPAL at 1, anchors = own": {**FLAGSHIP, **FULL, "anchors": "own", **FROZEN},
-    "isoproto, HPCL and HPAL at 1, anchors = private, shrink = 1": {**FLAGSHIP, **FULL, **ALONE},
+    "prototypes at 1": {**EARLIER, **FULL},
+    "prototypes at 1, S frozen": {**EARLIER, **FULL, **FROZEN},
+    "prototypes at 1, frame = shared, S frozen": {**EARLIER, **FULL, "frame": "shared", **FROZEN},
+    "prototypes at 1, anchors = own": {**EARLIER, **FULL, "anchors": "own", **FROZEN},
+    "prototypes at 1, anchors = private, shrink = 1": {**EARLIER, **FULL, **ALONE},
 }
 # What makes fedhpro's anchors good: shared heads, common random vectors, or only the margin and the mean form?
 RANDOM = {
@@ -155,6 +165,38 @@ ANCHORS: Cells = {
     "fedhpro's losses, private random vectors (nothing exchanged)": {**RANDOM, "anchors": "private"},
     "the same without margin": {**RANDOM, "anchors": "private", "hyper.margin": "none"},
 }
+# What the table of anchors asks for: isoproto with anchors at full weight and the margin. Random vectors are common to
+# all, so that coordinates mean the same everywhere (frame = shared), and structure, learning, exchange come one by one.
+MARGIN = {**FULL, "hyper.margin": "literal", "hyper.form": "paper_mean"}
+COMMON = {**EARLIER, **MARGIN, "frame": "shared", "hyper.init": "normal"}
+BARE = {"alignment": "hpcl+hpal"}
+NEXT: Cells = {
+    **{name: METHODS[name] for name in ("local", "fedproto", "fedhpro, share = head")},
+    "isoproto": COMMON,
+    "isoproto, S frozen": {**COMMON, **FROZEN},
+    "isoproto, no structure": {**COMMON, **BARE},
+    "isoproto, no structure, S frozen": {**COMMON, **BARE, **FROZEN},
+    "isoproto, SGD 0.1": {**COMMON, "hyper.optimizer": "sgd", "hyper.learning-rate": 0.1},
+    "prototypes as anchors": {**EARLIER, **MARGIN},
+    "prototypes as anchors, S frozen": {**EARLIER, **MARGIN, **FROZEN},
+    "prototypes as anchors, anchors = own": {**EARLIER, **MARGIN, "anchors": "own", **FROZEN},
+    "isoproto, private anchors, simplex": {**COMMON, **ALONE},
+    "isoproto, private anchors, no structure": {**COMMON, **BARE, **ALONE},
+}
+# Those of them that got all seeds.
+CHOSEN = (
+    "local",
+    "fedproto",
+    "fedhpro, share = head",
+    "isoproto",
+    "isoproto, S frozen",
+    "isoproto, private anchors, simplex",
+    "isoproto, private anchors, no structure",
+)
+LONG |= {f"{optimiser}, isoproto": {**settings, **COMMON} for optimiser, settings in OPTIMISERS.items()}
+CIFAR |= {"isoproto": COMMON, "isoproto, S frozen": {**COMMON, **FROZEN}}
+FEW |= {"isoproto": COMMON, "isoproto, private anchors, simplex": {**COMMON, **ALONE}}
+MANY |= {"isoproto": COMMON, "isoproto, S frozen": {**COMMON, **FROZEN}}
 CLIENTS_OF = {"few": 80}
 MANY_TRAIN, MANY_TEST = 10000, 2000
 TRAIN, TEST, TAIL_MOST, RHO, TAIL_TEST = 8000, 2000, 2000, 100, 200
@@ -249,6 +291,12 @@ def stages() -> dict[str, Cells]:
             for partition in PARTITIONS
             for name, settings in ANCHORS.items()
         },
+        "next": {
+            f"{partition} | {name} | seed {seed}": {**DIGITS, **PARTITIONS[partition], **settings, "seed": seed}
+            for seed, partition in seeds
+            for name, settings in NEXT.items()
+            if seed == 0 or name in CHOSEN
+        },
         "few": {
             f"by domain | {name} | seed {seed}": {**DIGITS, **PARTITIONS["by domain"], **settings, "seed": seed}
             for seed in SEEDS
@@ -303,8 +351,13 @@ def table() -> str:
 
     sections: list[tuple[str, str, Callable[[], object]]] = [
         (
+            "next",
+            "`isoproto`: common random directions at full weight (three seeds; control: local)",
+            lambda: [seeded("next", partition, NEXT, "local") for partition in PARTITIONS],
+        ),
+        (
             "main",
-            "Four architectures, nobody's weights (three seeds; control: local)",
+            "Before: prototypes as anchors at a fifth of the weight (three seeds; control: local)",
             lambda: [seeded("main", partition, METHODS, "local") for partition in PARTITIONS],
         ),
         (
@@ -316,6 +369,11 @@ def table() -> str:
             "anchors",
             "Why fedhpro's anchors do well (seed 0; control: local)",
             lambda: [single("anchors", partition, ANCHORS, "local", " | seed 0") for partition in PARTITIONS],
+        ),
+        (
+            "next",
+            "Other anchors at full weight, with margin (seed 0; control: local)",
+            lambda: [single("next", partition, NEXT, "local", " | seed 0") for partition in PARTITIONS],
         ),
         (
             "few",
@@ -380,28 +438,34 @@ table is typed by hand. Pictures of gradient matching: [below](#gradient-matchin
 Accuracy in per cent: every client's own model, by its head, on its own test part, mean over 20 clients. `final` is
 the last round; `last five` the mean of the last five rounds, on which differences are taken since a client's test
 part is small. Differences are paired: all methods of a seed share partition, initial weights and batch order. ± is
-the sample standard deviation over seeds 0, 1, 2 (the partition is the same in all). Unless said: digits4, 20
-clients, 15 rounds, one local epoch, SGD 0.02 with momentum 0.9, batch 32, four architectures, feature width 128.
-*Frozen* is the same method with `hyper.learning-rate = 0`: hyper-prototypes stay where they start and no gradients
-travel. `anchors = own` and `anchors = private, shrink = 1` use nothing of other clients: the same losses towards
-the client's own prototypes and relations, or towards random vectors and the simplex.
+the sample standard deviation over seeds 0, 1, 2 (the partition is the same in all). Unless said: digits4, 20 clients,
+15 rounds, one local epoch, SGD 0.02 with momentum 0.9, batch 32, four architectures, feature width 128. *Frozen* is
+the same method with `hyper.learning-rate = 0`: hyper-prototypes stay where they start and no gradients travel.
+`anchors = own` and `anchors = private` with the simplex (`shrink = 1`) use nothing of other clients: the same losses
+towards the client's own prototypes and relations, or towards random vectors of its own. Rows named *prototypes* are
+`isoproto` with prototypes as anchors, in the frame embedded from the averaged relations.
 
 **What it says.** With four architectures and nobody's weights, `isoproto` is better than `local` and `fedproto` in
-both settings, by more than the spread and in every seed: by domain +1.4 over `local` and +2.2 over `fedproto`,
-under Dirichlet 0.1 +0.9 and +1.0. But *the gain is not federation*: the same losses with nothing exchanged
-(`anchors = own`) gain as much, +1.8 and +0.9, and random private anchors with the simplex +1.1 and +0.9. What other
-clients know adds nothing measurable here beyond a good local regulariser. Gradient matching does its job (L_GM
-falls to half or less within a round) and brings no accuracy: -0.4 +- 0.2 by domain and +0.2 +- 0.1 under Dirichlet
-against its frozen twin. Tried without effect: three frames, two heads, K = 1, 5, 10, M = 10, 30. What did matter:
-anchors under domain skew (full weight: +2.3), structure under label skew, shrinking relations half-way. `fedhpro`
-with `share = head` does better than all of it, +3.9 and +1.2, and by domain its learned hyper-prototypes are ahead
-of the frozen ones by 0.8 +- 0.5, the one place where gradient matching may have earned something. The table of
-anchors takes it apart (seed 0): with the head not shared and hyper-prototypes frozen, that is with nothing but a
-common seed, the same losses gain 3.7 by domain and 0.5 under Dirichlet, and towards private random vectors 3.0 and
-0.8. So again most of it is regularisation, by random anchors at full weight with a margin; these, and not
-prototypes at weight 0.2, are what `isoproto` should be tried with next. In its literal form (HPAL summed over
-coordinates) `fedhpro` loses under both at this optimiser. The papers report no digits4, so there is no number of
-theirs to put beside these.
+both settings, by more than the spread and in every seed: by domain +3.3 over `local` and +4.1 over `fedproto`, under
+Dirichlet 0.1 +2.1 and +2.3. After 60 rounds, when training has converged, by domain +4.2 (one seed; the earlier form
+had nothing left there), with 80 clients of 60 pictures each +5.3. But *nearly all of the gain is not federation*. The
+same losses with nothing exchanged, towards random vectors of the client's own and the simplex, gain +2.9 and +1.6,
+and with little data +4.7 of the 5.3: regularisation by random directions at full weight with a margin. What the
+others know adds 0.4 +- 0.8, 0.5 +- 0.6 and (little data) 0.5 +- 1.1 points. Gradient matching does its job (L_GM
+falls to half or less within a round) and brings no accuracy: -0.1 +- 0.2 and 0.0 +- 0.2 against the frozen twin;
+`hyper.learning-rate = 0` halves the uplink for nothing. `fedhpro` with `share = head` gains +3.9 by domain, where its
+learned hyper-prototypes are ahead of the frozen ones by 0.8 +- 0.5, the one place where gradient matching may have
+earned something, and +1.2 under Dirichlet.
+
+How it came to that: the first form pulled towards prototypes in a frame of the server's at a fifth of the weight
+(+1.4 and +0.9, tables "Before" and "Screening"). Tried there without effect: three frames, two heads, K = 1, 5, 10, M
+= 10, 30. Taking `fedhpro` apart then showed that the head shared and the vectors learned matter least, and random
+vectors, full weight and the margin most ([ADR 9](adr/0009-common-anchors.md)). Prototypes as anchors at that weight
+are worse by domain and lose 1.4 points under Dirichlet. Structure (GCSA) is worth a point under Dirichlet and nothing
+clear by domain. In its literal form (HPAL summed over coordinates) `fedhpro` loses under both at this optimiser. The
+papers report no digits4, so there is no number of theirs to put beside these. A high rate breaks it: with SGD 0.1
+without momentum `isoproto` ends 4 points below `local` (one seed), where the earlier form gains 0.9; with Adam 0.002
+it gains 2.7.
 
 With one architecture and averaged models `fedhpro` is 3.7 +- 0.7 above `fedavg` by domain, in every seed, and its
 frozen twin is as good (difference 0.0 +- 0.1): the two losses help, learning the hyper-prototypes adds nothing. Under
@@ -411,9 +475,10 @@ form does not train.
 On CIFAR-10 (one seed, Dirichlet 0.1; clients of few classes, `local` at 85) nothing helps: RCSA and GCSA end 0.4 and
 0.2 above `local`, `isoproto` 0.7 and `fedhpro` 1.1 below it, and the controls with nothing exchanged lie between.
 With a long tail (rho 100) an averaged model collapses under this label skew, whoever trains it (17 to 21, with
-classifier re-training best); clients on their own reach 55, `isoproto` likewise. Both are far from the papers'
-settings (8,000 pictures, 12 and 15 rounds, small networks), and say no more than that what was gained on digits4 does
-not carry over.
+classifier re-training best); clients on their own reach 55, the earlier form of `isoproto` likewise. With 100 classes
+(Tiny-ImageNet-100, Dirichlet 0.1) one seed tells nobody from `local`: `isoproto` +0.2, its frozen twin +0.6, the
+earlier form +1.3, and relations alone -0.3, unshrunk or half-way, which the simplex (+0.3) does without. All of these
+are far from the papers' settings (8,000 to 10,000 pictures, 12 and 15 rounds, small networks).
 """
 
 
@@ -426,9 +491,9 @@ Made by `python benchmarks/reproduce/diagnostics.py` (digits4 by domain, 20 clie
 
 L_GM per class over the 30 steps of a round (FedHPro's Fig. 4). With the paper's start from noise and SGD 0.1 it is
 small before the first step (0.003 to 0.02) and falls by 1 to 4 per cent of itself: hyper-prototypes move by 0.8 per
-cent of their length in 15 rounds. In `isoproto` (start from prototypes, Adam 0.002) it falls four- to ninefold
-within a round and they move by 23 per cent. Clients' gradients of a class agree with a mean cosine of 0.9 and more
-in every frame, also where only heads are averaged, once the heads are alike.
+cent of their length in 15 rounds. In the earlier form of `isoproto` (start from prototypes, Adam 0.002) it falls
+four- to ninefold within a round and they move by 23 per cent. Clients' gradients of a class agree with a mean cosine
+of 0.9 and more in every frame, also where only heads are averaged, once the heads are alike.
 
 ![Distance from central prototypes](figures/central-prototypes.svg)
 
