@@ -70,7 +70,7 @@ gpu-check: ## local training on this machine's GPU, with its own PyTorch and Num
 
 results: setup ## the tables of docs/results.md and docs/flagship.md, from JSON in benchmarks/results
 	$(BIN)/python benchmarks/reproduce/digits4.py
-	$(BIN)/python benchmarks/reproduce/flagship.py screening main one --table
+	$(BIN)/python benchmarks/reproduce/flagship.py next main one anchors few long screening --table
 
 fab: setup ## build the bundle and list what is in it
 	$(BIN)/flwr build --app . && unzip -l *.fab
