@@ -329,8 +329,8 @@ How a round got from 1.26 to this ([ADR 7](adr/0007-several-clients-in-one-messa
   itself), since Flower asks for the messages of each node ten times a second: its simulation took 12 % of a core with
   200 nodes and 4.6 % with 8. And the run's SuperExec asks once a second, Flower's default, instead of ten times: the
   SuperLink's share fell from 4.7 % to 0.7 % of a core. Both sampled once with psutil;
-- convolutions run with their channels last: 4 to 13 % off a small network's training ([below](#how-pictures-lie-in-memory)),
-  which the bare loop does not have;
+- convolutions run with their channels last ([below](#how-pictures-lie-in-memory)): 4 to 13 % off a small network's
+  training, which the bare loop does not have;
 - the number of threads is set only where it is not set already: torch forgets its prepared convolutions each time, and
   for a while that was done in every message, which made a client 5 to 8 % slower (found by this benchmark).
 
