@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -54,6 +54,7 @@ def datasets(draw):
     min_samples=st.integers(0, 8),
     seed=seeds,
 )
+@example(name="dirichlet", sizes=[15], clients=1, alpha=0.001, min_samples=0, seed=0)  # a share that is infinite
 def test_every_sample_lands_in_exactly_one_client_and_none_has_too_few(name, sizes, clients, alpha, min_samples, seed):
     labels = shuffled_labels(sizes, seed)
     if len(labels) < clients * min_samples:

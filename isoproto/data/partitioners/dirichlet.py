@@ -118,7 +118,8 @@ def _draw(
         share = rng.dirichlet(np.full(clients, alpha))
         below = size < samples / clients
         share = np.where(below, share, 0)
-        if not share.sum() > 0:  # all shares underflowed (zero or NaN): what Dir(alpha) tends to for alpha -> 0
+        # All shares underflowed (zero, NaN or infinite): what Dir(alpha) tends to for alpha -> 0.
+        if not 0 < share.sum() < np.inf:
             share = np.eye(clients)[rng.choice(np.flatnonzero(below))]
         cuts = (np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
         pieces = np.diff(cuts, prepend=0, append=len(members))
