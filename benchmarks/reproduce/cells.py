@@ -13,6 +13,16 @@ from typing import Any
 from isoproto.paths import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
+# What isoproto was until ADR 9: prototypes as anchors, a fifth of the weight, no margin.
+EARLIER: dict[str, Any] = {
+    "strategy": "isoproto",
+    "frame": "gram",
+    "hyper.init": "prototypes",
+    "hyper.margin": "none",
+    "hyper.form": "normalised",
+    "hyper.pcl": 0.2,
+    "hyper.pal": 0.2,
+}
 
 
 def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cells import ROOT
+from cells import EARLIER, ROOT
 from matplotlib.figure import Figure
 
 import server_app.app
@@ -35,15 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "FedHPro, averaged model": {"strategy": "fedhpro", "models": "cnn"},
     "FedHPro, head only": {"strategy": "fedhpro", "share": "head"},
     # The form with prototypes as anchors, which a frame has to bring together.
-    "isoproto": {
-        "strategy": "isoproto",
-        "frame": "gram",
-        "hyper.init": "prototypes",
-        "hyper.margin": "none",
-        "hyper.form": "normalised",
-        "hyper.pcl": 0.2,
-        "hyper.pal": 0.2,
-    },
+    "isoproto": EARLIER,
 }
 FIGURES = ROOT / "docs" / "figures"
 

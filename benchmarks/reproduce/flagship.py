@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import ROOT, load, points, run_missing
+from cells import EARLIER, ROOT, load, points, run_missing
 from PIL import Image
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,17 +31,6 @@ DIGITS: dict[str, Any] = {"data": "digits4", "rounds": 15, "evaluate-every": 1}
 PARTITIONS: Cells = {
     "by domain": {"partition": "domain"},
     "Dirichlet 0.1": {"partition": "dirichlet", "alpha": 0.1},
-}
-FLAGSHIP: dict[str, Any] = {"strategy": "isoproto"}
-# What it was until the anchors were taken apart (ADR 9): prototypes as anchors, a fifth of the weight, no margin.
-EARLIER: dict[str, Any] = {
-    **FLAGSHIP,
-    "frame": "gram",
-    "hyper.init": "prototypes",
-    "hyper.margin": "none",
-    "hyper.form": "normalised",
-    "hyper.pcl": 0.2,
-    "hyper.pal": 0.2,
 }
 # The frame that was the default when one thing was changed at a time.
 SCREENED: dict[str, Any] = {**EARLIER, "frame": "procrustes"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from cells import ROOT, load, run_missing
+from cells import EARLIER, ROOT, load, run_missing
 from matplotlib.figure import Figure
 
 RESULTS = ROOT / "benchmarks" / "results" / "sets.json"
@@ -129,16 +129,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "relation.shrink": 1.0,
         "hyper.learning-rate": 0.0,
     },
-    # What isoproto was until ADR 9.
-    "prototypes at 0.2": {
-        "strategy": "isoproto",
-        "frame": "gram",
-        "hyper.init": "prototypes",
-        "hyper.margin": "none",
-        "hyper.form": "normalised",
-        "hyper.pcl": 0.2,
-        "hyper.pal": 0.2,
-    },
+    "prototypes at 0.2": EARLIER,
 }
 
 
