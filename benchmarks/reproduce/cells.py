@@ -69,8 +69,7 @@ def run_missing(
         for number, future in enumerate(concurrent.futures.as_completed(running), 1):
             result = future.result()
             done = {**load(path), running[future]: result}
-            content = {"figure": "accuracy.mean", "command": command, "cells": done}
-            write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+            save(path, done, command)
             print(f"{number}/{len(running)}  {running[future]}: {result['accuracy']['mean']:.4f}", flush=True)
     return done
 
@@ -78,6 +77,12 @@ def run_missing(
 def load(path: Path) -> dict[str, Any]:
     """Return the cells in a results file."""
     return json.loads(path.read_text())["cells"] if path.exists() else {}
+
+
+def save(path: Path, cells: dict[str, Any], command: str) -> None:
+    """Write a results file."""
+    content = {"figure": "accuracy.mean", "command": command, "cells": cells}
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def points(values: list[float]) -> str:

@@ -34,8 +34,9 @@ COMMON = {"data": "digits4", "partition": "domain", "rounds": ROUNDS}
 RUNS: dict[str, dict[str, Any]] = {
     "FedHPro, averaged model": {"strategy": "fedhpro", "models": "cnn"},
     "FedHPro, head only": {"strategy": "fedhpro", "share": "head"},
-    # The form with prototypes as anchors, which a frame has to bring together.
-    "isoproto": EARLIER,
+    "isoproto": {"strategy": "isoproto"},
+    # Its form with prototypes as anchors, which a frame has to bring together.
+    "isoproto, prototypes at 0.2": EARLIER,
 }
 FIGURES = ROOT / "docs" / "figures"
 
@@ -83,7 +84,7 @@ def main() -> None:
     torch.set_num_threads(1)
     FIGURES.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {}
-    matching = Figure(figsize=(11, 3.4), layout="constrained")
+    matching = Figure(figsize=(14, 3.4), layout="constrained")
     for axes, (name, settings) in zip(matching.subplots(1, len(RUNS)), RUNS.items(), strict=True):
         config, states, figures = run({**COMMON, **settings})
         curves = {r: f["matching"] for r, f in enumerate(figures, 1) if "matching" in f}

@@ -3,7 +3,8 @@
 Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
 Cells are written to benchmarks/results/flagship-<stage>.json as they end; a second call runs only what is missing.
 
-    python benchmarks/reproduce/flagship.py screening main one long           # run what is missing, two cells at a time
+    python benchmarks/reproduce/flagship.py main next one screening           # run what is missing, two at a time
+    python benchmarks/reproduce/flagship.py anchors few long                  # more of them
     python benchmarks/reproduce/flagship.py cifar10 tail many --data-dir DIR  # cifar10.npz and tiny_imagenet100.npz
     python benchmarks/reproduce/flagship.py --table                           # write docs/flagship.md from the JSON
 """
@@ -11,6 +12,7 @@ Cells are written to benchmarks/results/flagship-<stage>.json as they end; a sec
 import argparse
 import io
 import itertools
+import json
 import os
 import statistics
 import tempfile
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cells import EARLIER, ROOT, load, points, run_missing
+from cells import EARLIER, ROOT, load, points, run_missing, save
 from PIL import Image
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -298,6 +300,24 @@ def stages() -> dict[str, Cells]:
     }
 
 
+def identity(stage: str, settings: dict[str, Any]) -> str:
+    """Return what tells a run from others: cells of two stages that agree in it are one run."""
+    return json.dumps([CLIENTS_OF.get(stage, CLIENTS), settings], sort_keys=True)
+
+
+def adopt(stage: str) -> None:
+    """Take over what other stages have run already, controls above all."""
+    path = RESULTS / f"flagship-{stage}.json"
+    runs = {identity(s, c["settings"]): c for s in stages() for c in load(RESULTS / f"flagship-{s}.json").values()}
+    wanted = {name: runs.get(identity(stage, settings)) for name, settings in stages()[stage].items()}
+    save(path, load(path) | {name: cell for name, cell in wanted.items() if cell}, command(stage))
+
+
+def command(stage: str) -> str:
+    """Return what makes the cells of a stage."""
+    return f"python benchmarks/reproduce/flagship.py {stage}"
+
+
 def table() -> str:
     """Return docs/flagship.md."""
     done = {stage: load(RESULTS / f"flagship-{stage}.json") for stage in stages()}
@@ -406,7 +426,7 @@ def table() -> str:
             lines.append(f"{absent} runs of `flagship.py {stage}` are still to be made.\n")
         write()
     lines.append(MATCHING)
-    cells = [cell for found in done.values() for cell in found.values()]
+    cells = list({identity(s, cell["settings"]): cell for s, found in done.items() for cell in found.values()}.values())
     minutes = sum(cell["cpu_seconds"] for cell in cells) / 60
     median = statistics.median(cell["cpu_seconds"] for cell in cells)
     commits = sorted({cell["git_commit"] for cell in cells})
@@ -506,9 +526,9 @@ def main() -> None:
         if {"cifar10", "tail", "many"} & set(arguments.stages):
             prepare(Path(arguments.data_dir).expanduser())
         for stage in arguments.stages:
-            command = f"python benchmarks/reproduce/flagship.py {stage}"
-            clients = CLIENTS_OF.get(stage, CLIENTS)
-            run_missing(RESULTS / f"flagship-{stage}.json", stages()[stage], clients=clients, command=command)
+            adopt(stage)
+            clients, path = CLIENTS_OF.get(stage, CLIENTS), RESULTS / f"flagship-{stage}.json"
+            run_missing(path, stages()[stage], clients=clients, command=command(stage))
     if arguments.table:
         TABLE.write_text(table())
         print(f"wrote {TABLE.relative_to(ROOT)}")
