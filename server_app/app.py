@@ -72,6 +72,8 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar]) -> Path:
     with _logged(folder):
         for sentence in _replaced(folder):
             _log.warning("%s", sentence)
+        for sentence in _ignored(asked, config):
+            _log.warning("%s", sentence)
         saved = load_checkpoint(folder.checkpoints)
         folder.cut_back(saved.server_round if saved else None)
         state = ServerState.from_checkpoint(saved) if saved else None
@@ -239,6 +241,14 @@ def _replaced(folder: RunFolder) -> list[str]:
     """Return what `scale = small` replaced when the run began; its settings are the smaller ones since."""
     path = folder.path / _REPLACED
     return list(json.loads(path.read_text("utf8"))) if path.exists() else []
+
+
+def _ignored(asked: RunConfig, config: RunConfig) -> Iterator[str]:
+    """Yield what settings a run cannot take up when it is resumed."""
+    own = config.to_mapping()
+    for key, value in asked.changes().items() if asked.resume else ():
+        if key not in ("resume", "output-dir") and value != own[key]:
+            yield f"`{key}` = {value!r} is ignored: a resumed run keeps its own settings, here {own[key]!r}"
 
 
 def versions() -> dict[str, str]:

@@ -214,6 +214,8 @@ def test_settings_of_the_run_are_those_of_its_folder(federation):
     broken = interrupted(federation, (fakes.killed(after=False), When("train", [3])))
     run = federation.run(settings={"resume": broken.path.name, "rounds": 1, "seed": 99, "strategy": "local"})
     assert (run.summary["rounds"], run.summary["seed"], run.summary["strategy"]) == (4, 0, "fedsaf")
+    assert "WARNING `rounds` = 1 is ignored: a resumed run keeps its own settings, here 4\n" in run.log
+    assert run.log.count(" is ignored: ") == 3
 
 
 def test_a_run_is_resumed_by_its_path_too(federation):
