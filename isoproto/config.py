@@ -49,11 +49,13 @@ class _Rule:
         return f"`{key}` must be {wanted}, got {value!r}"
 
 
-def _one_of(default: str, *choices: str) -> Any:  # noqa: ANN401 - a dataclass field stands for any type
+def one_of(default: str, *choices: str) -> Any:  # noqa: ANN401 - a dataclass field stands for any type
+    """Return the field of a setting that is one of some names."""
     return dataclasses.field(default=default, metadata={"rule": _Rule(choices=choices)})
 
 
-def _number(default: Scalar, low: float, high: float = math.inf, *, above: bool = False) -> Any:  # noqa: ANN401
+def number(default: Scalar, low: float, high: float = math.inf, *, above: bool = False) -> Any:  # noqa: ANN401
+    """Return the field of a setting that is a number from ``low`` (``above`` it) to ``high``."""
     return dataclasses.field(default=default, metadata={"rule": _Rule(low=low, high=high, above=above)})
 
 
@@ -175,87 +177,87 @@ class RunConfig:
     """
 
     strategy: str = "fedsaf"
-    prototypes: str = _one_of(AUTO, AUTO, "none", "mean", "hyper")
+    prototypes: str = one_of(AUTO, AUTO, "none", "mean", "hyper")
     alignment: str = AUTO
-    share: str = _one_of(AUTO, AUTO, "none", "head", "base", "model")
-    lambda_: float | str = _number(AUTO, 0)
-    gamma: float | str = _number(AUTO, 0)
-    missing: str = _one_of(AUTO, AUTO, "mask", "self")
-    proto_source: str = _one_of("post-eval", "post-eval", "last-epoch", "all-epochs")
-    proto_weight: str = _one_of("class_samples", "class_samples", "uniform", "client_samples")
-    frame: str = _one_of(AUTO, AUTO, "shared", "procrustes", "gram")
-    anchors: str = _one_of("global", "global", "own", "private")
-    stale: str = _one_of("keep", "keep", "drop")
+    share: str = one_of(AUTO, AUTO, "none", "head", "base", "model")
+    lambda_: float | str = number(AUTO, 0)
+    gamma: float | str = number(AUTO, 0)
+    missing: str = one_of(AUTO, AUTO, "mask", "self")
+    proto_source: str = one_of("post-eval", "post-eval", "last-epoch", "all-epochs")
+    proto_weight: str = one_of("class_samples", "class_samples", "uniform", "client_samples")
+    frame: str = one_of(AUTO, AUTO, "shared", "procrustes", "gram")
+    anchors: str = one_of("global", "global", "own", "private")
+    stale: str = one_of("keep", "keep", "drop")
 
-    relation__shrink: float | str = _number(AUTO, 0, 1)
+    relation__shrink: float | str = number(AUTO, 0, 1)
     relation__debias: bool = True
-    hyper__size: int = _number(5, 1, 64)
-    hyper__init: str = _one_of(AUTO, AUTO, "normal", "prototypes")
-    hyper__spread: float = _number(0.3, 0)
-    hyper__steps: int = _number(30, 1)
-    hyper__learning_rate: float | str = _number(AUTO, 0)
-    hyper__optimizer: str = _one_of(AUTO, AUTO, "sgd", "adam")
-    hyper__head: str = _one_of(AUTO, AUTO, "shared", "server", "prototype")
-    hyper__distance: str = _one_of("cosine", "cosine", "coordinate_sign")
-    hyper__grad_weight: str = _one_of("uniform", "uniform", "class_samples")
-    hyper__grad_point: str = _one_of("after-training", "after-training", "before-training")
-    hyper__grad_samples: int = _number(0, 0)
-    hyper__retrain: str = _one_of("none", "none", "creff")
-    hyper__margin: str = _one_of(AUTO, AUTO, "none", "literal", "present", "additive")
-    hyper__temperature: float = _number(0.05, 0, above=True)
-    hyper__form: str = _one_of(AUTO, AUTO, "paper", "paper_mean", "normalised", "normalised_mean")
-    hyper__pcl: float | str = _number(AUTO, 0)
-    hyper__pal: float | str = _number(AUTO, 0)
+    hyper__size: int = number(5, 1, 64)
+    hyper__init: str = one_of(AUTO, AUTO, "normal", "prototypes")
+    hyper__spread: float = number(0.3, 0)
+    hyper__steps: int = number(30, 1)
+    hyper__learning_rate: float | str = number(AUTO, 0)
+    hyper__optimizer: str = one_of(AUTO, AUTO, "sgd", "adam")
+    hyper__head: str = one_of(AUTO, AUTO, "shared", "server", "prototype")
+    hyper__distance: str = one_of("cosine", "cosine", "coordinate_sign")
+    hyper__grad_weight: str = one_of("uniform", "uniform", "class_samples")
+    hyper__grad_point: str = one_of("after-training", "after-training", "before-training")
+    hyper__grad_samples: int = number(0, 0)
+    hyper__retrain: str = one_of("none", "none", "creff")
+    hyper__margin: str = one_of(AUTO, AUTO, "none", "literal", "present", "additive")
+    hyper__temperature: float = number(0.05, 0, above=True)
+    hyper__form: str = one_of(AUTO, AUTO, "paper", "paper_mean", "normalised", "normalised_mean")
+    hyper__pcl: float | str = number(AUTO, 0)
+    hyper__pal: float | str = number(AUTO, 0)
 
-    rounds: int = _number(15, 0)
-    fraction: float = _number(1.0, 0, 1, above=True)
-    over_sample: float = _number(0.0, 0, 10)
-    join_late: float = _number(0.0, 0, 0.99)
-    join_round: int = _number(0, 0)
-    seed: int = _number(0, 0)
+    rounds: int = number(15, 0)
+    fraction: float = number(1.0, 0, 1, above=True)
+    over_sample: float = number(0.0, 0, 10)
+    join_late: float = number(0.0, 0, 0.99)
+    join_round: int = number(0, 0)
+    seed: int = number(0, 0)
     resume: str = ""
-    scale: str = _one_of("paper", "paper", "small")
+    scale: str = one_of("paper", "paper", "small")
     init_from: str = ""
 
     data: str = "digits4"
     data_dir: str = ""
     classes: str = ""
     partition: str = "domain"
-    partition_seed: int = _number(1, 0)
-    alpha: float = _number(0.1, 0, above=True)
-    classes_per_client: int = _number(2, 1)
-    min_samples: int = _number(2, 0)
-    split: str = _one_of("merged", "merged", "official", "global")
-    test_fraction: float = _number(0.25, 0, 0.9, above=True)
-    imbalance: float = _number(1.0, 1)
-    max_samples: int = _number(0, 0)
+    partition_seed: int = number(1, 0)
+    alpha: float = number(0.1, 0, above=True)
+    classes_per_client: int = number(2, 1)
+    min_samples: int = number(2, 0)
+    split: str = one_of("merged", "merged", "official", "global")
+    test_fraction: float = number(0.25, 0, 0.9, above=True)
+    imbalance: float = number(1.0, 1)
+    max_samples: int = number(0, 0)
 
     models: str = "demo4"
-    feature_dim: int = _number(128, 1, 65536)
+    feature_dim: int = number(128, 1, 65536)
     heads: str = "linear"
-    init: str = _one_of("per-client", "per-client", "per-architecture")
-    epochs: int = _number(1, 1)
-    batch_size: int = _number(32, 2)
-    augment: str = _one_of("none", "none", "flip", "crop_flip", "crop_flip_batch", "autoaugment")
-    optimizer: str = _one_of("sgd", "sgd", "adam", "adamw")
-    learning_rate: float = _number(0.02, 0)
-    momentum: float = _number(0.9, 0, 0.999)
-    weight_decay: float = _number(0.0, 0)
+    init: str = one_of("per-client", "per-client", "per-architecture")
+    epochs: int = number(1, 1)
+    batch_size: int = number(32, 2)
+    augment: str = one_of("none", "none", "flip", "crop_flip", "crop_flip_batch", "autoaugment")
+    optimizer: str = one_of("sgd", "sgd", "adam", "adamw")
+    learning_rate: float = number(0.02, 0)
+    momentum: float = number(0.9, 0, 0.999)
+    weight_decay: float = number(0.0, 0)
     device: str = AUTO
-    amp: str = _one_of("off", "off", "bf16")
-    cohort: str = _one_of("on", "on", "off")
+    amp: str = one_of("off", "off", "bf16")
+    cohort: str = one_of("on", "on", "off")
 
-    evaluate_every: int = _number(0, 0)
-    clients: int = _number(0, 0)
-    min_nodes: int = _number(0, 0)
-    wait_timeout: float = _number(300.0, 0, above=True)
-    round_timeout: float = _number(3600.0, 0, above=True)
-    min_replies: int = _number(1, 1)
-    max_empty_rounds: int = _number(3, 1)
-    min_class_samples: int = _number(1, 1)
-    min_contributors: int = _number(1, 1)
-    max_norm: float = _number(1e6, 0, above=True)
-    wire__dtype: str = _one_of("float32", "float32", "float16", "int8")
+    evaluate_every: int = number(0, 0)
+    clients: int = number(0, 0)
+    min_nodes: int = number(0, 0)
+    wait_timeout: float = number(300.0, 0, above=True)
+    round_timeout: float = number(3600.0, 0, above=True)
+    min_replies: int = number(1, 1)
+    max_empty_rounds: int = number(3, 1)
+    min_class_samples: int = number(1, 1)
+    min_contributors: int = number(1, 1)
+    max_norm: float = number(1e6, 0, above=True)
+    wire__dtype: str = one_of("float32", "float32", "float16", "int8")
 
     output_dir: str = ""
     state_dir: str = ""

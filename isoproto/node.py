@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isoproto import paths
-from isoproto.config import Scalar, _number, _one_of, read_fields, refuse
+from isoproto.config import Scalar, number, one_of, read_fields, refuse
 from isoproto.connection import check_address
 from isoproto.data import class_names
 from isoproto.errors import ConfigError
@@ -64,20 +64,20 @@ class NodeConfig:
     name: str = ""
     data: str = ""
     data_dir: str = ""
-    partition_id: int = _number(-1, -1)
-    num_partitions: int = _number(0, 0)
+    partition_id: int = number(-1, -1)
+    num_partitions: int = number(0, 0)
     classes: str = ""
-    outside_classes: str = _one_of("refuse", "refuse", "drop")
+    outside_classes: str = one_of("refuse", "refuse", "drop")
     model: str = ""
     device: str = "auto"
-    batch_size: int = _number(0, 0)
-    threads: int = _number(1, 1, 1024)
-    memory_mb: int = _number(0, 0)
+    batch_size: int = number(0, 0)
+    threads: int = number(1, 1, 1024)
+    memory_mb: int = number(0, 0)
     state_dir: str = ""
-    min_class_samples: int = _number(5, 1)
+    min_class_samples: int = number(5, 1)
     may_send: str = ""
-    runtime_port: int = _number(9094, 1, 65535)
-    health_port: int = _number(0, 0, 65535)
+    runtime_port: int = number(9094, 1, 65535)
+    health_port: int = number(0, 0, 65535)
 
     @classmethod
     def read(cls, path: Path) -> "NodeConfig":
