@@ -25,7 +25,7 @@ def reviews(tmp_path_factory):
     return f"jsonl:{path}"
 
 
-@pytest.mark.parametrize("family", ["text4", "htfe6txt"])
+@pytest.mark.parametrize("family", ["text4", "htfe6txt", "mlp5txt"])
 def test_different_models_for_text_learn_together(federation, reviews, family):
     grid = federation.grid(clients=len(FAMILIES[family]))
     run = federation.run(grid, {**TEXT, "data": reviews, "models": family})
