@@ -189,7 +189,9 @@ def test_a_width_that_eight_heads_do_not_divide_is_pooled() -> None:
 
 def test_htfe6txt_is_the_papers_list_in_order() -> None:
     assert architectures("htfe6txt") == ("fasttext", "lstm", "bilstm", "transformer", "text_logistic", "gru")
-    assert all(name in TEXT_MODELS for family in ("htfe6txt", "mlp4txt", "mlp5txt", "text4") for name in FAMILIES[family])
+    assert all(
+        name in TEXT_MODELS for family in ("htfe6txt", "mlp4txt", "mlp5txt", "text4") for name in FAMILIES[family]
+    )
     assert not TEXT_MODELS.keys() & (MODELS.keys() | FAMILIES.keys())
 
 
