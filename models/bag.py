@@ -41,15 +41,16 @@ class Bag(nn.Module):
 def bag_mlp(*hidden: int) -> Callable[[TextSpec], nn.Module]:
     """Return a builder of a perceptron on the counts of a text's 5,000 most frequent words, 100 wide at its end.
 
-    FedSAF's (arXiv:2605.05959, Sec. IV) for Amazon reviews; a smaller vocabulary is counted as a whole. The paper does
-    not tell how words are weighted: here by nothing but their number.
+    HtFLlib's models for Amazon reviews, which FedSAF's (arXiv:2605.05959) authors' code takes. They read bags of 5,000
+    words; how those are weighted is not told, and here a word counts as often as it occurs. A smaller vocabulary is
+    counted as a whole.
 
     Args:
         hidden: Widths of the hidden layers; a ReLU follows each of them, and the last layer.
     """
 
     def build(spec: TextSpec) -> nn.Module:
-        words = min(_WORDS, spec.vocabulary - 2)
+        words = min(_WORDS, max(1, spec.vocabulary - 2))  # a layer needs an input
         layers: list[nn.Module] = [Bag(words)]
         for inputs, outputs in itertools.pairwise((words, *hidden, _FEATURES)):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
