@@ -20,7 +20,8 @@ _WIDE = 160  # characters; names of classes and domains are not cut for a narrow
 _COLUMNS = 8  # names that have room side by side
 _EXCERPT = 100  # characters of a text
 # What may follow the path in the name of a data set that has one; of others, what follows the colon is no path.
-_AFTER_PATH = {"npz": "$", "csv": "$", "jsonl": "$", "imagefolder": r"@[1-9]\d*$", "module": r"(?<=\.py):\w+$"}
+_NUMBER = r"@[1-9]\d*$"
+_AFTER_PATH = {"npz": "$", "csv": _NUMBER, "jsonl": _NUMBER, "imagefolder": _NUMBER, "module": r"(?<=\.py):\w+$"}
 
 app = typer.Typer()
 

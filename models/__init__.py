@@ -9,6 +9,7 @@ from torch import nn
 from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.registry import lookup
+from models.bag import bag_mlp
 from models.base import FeatureModel, ModelSpec, TextSpec
 from models.cnn import cnn, cnn4, tiny_cnn
 from models.fasttext import fasttext, text_logistic
@@ -65,6 +66,16 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
 """Models for pictures."""
 
 TEXT_MODELS: dict[str, Callable[[TextSpec], nn.Module]] = {
+    # small ones of the kinds below
+    "bag_mlp_150": bag_mlp(150),
+    "bag_mlp_300_150": bag_mlp(300, 150),
+    "bag_mlp_300_150_60": bag_mlp(300, 150, 60),
+    # those of the papers
+    "bag_mlp": bag_mlp(),
+    "bag_mlp_200": bag_mlp(200),
+    "bag_mlp_500": bag_mlp(500),
+    "bag_mlp_1000_500": bag_mlp(1_000, 500),
+    "bag_mlp_1000_500_200": bag_mlp(1_000, 500, 200),
     "bilstm": bilstm,
     "fasttext": fasttext,
     "gru": gru,
@@ -98,6 +109,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
     # Text: HtFLlib's group, which FedSAF uses; FedHPro has no group for text, all its clients have `textcnn`.
     "htfe6txt": ("fasttext", "lstm", "bilstm", "transformer", "text_logistic", "gru"),
+    # Perceptrons on counts of words: HtFLlib's group, and the one of FedSAF's authors' code.
+    "mlp4txt": ("bag_mlp", "bag_mlp_500", "bag_mlp_1000_500", "bag_mlp_1000_500_200"),
+    "mlp5txt": ("bag_mlp", "bag_mlp_200", "bag_mlp_500", "bag_mlp_1000_500", "bag_mlp_1000_500_200"),
     "text4": ("textcnn", "fasttext", "bilstm", "transformer"),
 }
 

@@ -18,6 +18,9 @@ _DATA = {
 # A model of the same kind with fewer than two million parameters; deep residual networks become different ones, so
 # that a group stays a mixed one.
 _MODELS = {
+    "bag_mlp_500": "bag_mlp_150",
+    "bag_mlp_1000_500": "bag_mlp_300_150",
+    "bag_mlp_1000_500_200": "bag_mlp_300_150_60",
     "cnn4": "cnn",
     "googlenet": "inception",
     "mobilenet_v2": "mobilenet",

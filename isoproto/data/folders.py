@@ -6,6 +6,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +50,17 @@ def find(name: str, argument: str, folder: Path) -> Path:
             "the folder `data-dir`"
         )
     return path
+
+
+def split_number(argument: str) -> tuple[str, int | None]:
+    """Return what stands before and behind the ``@`` of a data set's argument, if that ends in a number > 0.
+
+    Example:
+        >>> split_number("photos@64"), split_number("photos")
+        (('photos', 64), ('photos', None))
+    """
+    match = re.fullmatch(r"(.*)@([1-9]\d*)", argument)
+    return (match[1], int(match[2])) if match else (argument, None)
 
 
 def cache_folder() -> Path:

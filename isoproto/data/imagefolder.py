@@ -1,13 +1,12 @@
 """Data sets as folders of pictures, one folder a class."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.folders import cached_array, content_key, find, listing
+from isoproto.data.folders import cached_array, content_key, find, listing, split_number
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
@@ -30,7 +29,7 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
         DataError: If the folder is missing, holds no pictures, mixes layouts or has an empty class, or if a
             picture cannot be read.
     """
-    where, side = _split_side(argument)
+    where, side = split_number(argument)
     root = find("imagefolder", where, folder)
     files = sorted(
         path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
@@ -100,9 +99,3 @@ def _check_no_class_is_empty(root: Path, depth: int) -> None:
     for path in sorted(root.glob("/".join("*" * depth))):
         if path.is_dir() and not any(path.iterdir()):
             raise DataError(f"{path}: no picture in the folder of this class; put some there, or remove it")
-
-
-def _split_side(argument: str) -> tuple[str, int | None]:
-    """``"photos@64"`` is ``("photos", 64)``."""
-    match = re.fullmatch(r"(.+)@([1-9]\d*)", argument)
-    return (match[1], int(match[2])) if match else (argument, None)

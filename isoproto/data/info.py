@@ -324,7 +324,7 @@ INFOS: dict[str, DatasetInfo] = {
                 "fdu_mtl_reviews.jsonl.gz",
                 31_779,
                 (
-                    "FDU-MTL stands in for Amazon Review: words in order instead of 5,000 counts, another split",
+                    "FDU-MTL stands in for Amazon Review: texts instead of 5,000 counts, another split",
                     "the domains imdb and MR are films; FedSAF has amazon:books,dvd,electronics,kitchen_housewares",
                 ),
             ),

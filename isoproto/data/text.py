@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from isoproto.data.base import TextDataset
-from isoproto.data.folders import find
+from isoproto.data.folders import find, split_number
 from isoproto.data.rows import Texts, read_texts
-from isoproto.data.tokens import tokenise
+from isoproto.data.tokens import LENGTH, tokenise
 from isoproto.errors import DataError
 
 
@@ -19,20 +19,26 @@ def load_texts(argument: str, folder: Path, *, kind: str) -> TextDataset:
     a name a line.
 
     Args:
-        argument: Path of the file, relative to ``folder``, ``~`` allowed, gzipped if it ends in ``.gz``.
+        argument: Path of the file, relative to ``folder``, ``~`` allowed, gzipped if it ends in ``.gz``; optionally
+            ``@`` and how many tokens of a text are kept.
         folder: See ``data_folder``.
         kind: ``csv`` or ``jsonl``.
 
     Raises:
         DataError: If the file is missing or something in it cannot be used; the text names the line.
     """
-    path = find(kind, argument, folder)
+    where, length = split_number(argument)
+    path = find(kind, where, folder)
     rows = read_texts(path, kind)
-    return text_dataset(path.name.partition(".")[0], rows, _classes(path, rows))
+    return text_dataset(path.name.partition(".")[0], rows, _classes(path, rows), length=length)
 
 
 def text_dataset(
-    name: str, rows: Texts, classes: tuple[str, ...], labels: tuple[str, ...] | None = None
+    name: str,
+    rows: Texts,
+    classes: tuple[str, ...],
+    labels: tuple[str, ...] | None = None,
+    length: int | None = None,
 ) -> TextDataset:
     """Make a data set of rows; domains are in the order of their names.
 
@@ -41,12 +47,13 @@ def text_dataset(
         rows: The rows.
         classes: Names of the classes.
         labels: What stands for them in the file; by default their names.
+        length: Tokens of a text that are kept; by default 200.
 
     Raises:
         DataError: If a row has another label.
     """
     numbers = rows.numbers(labels or classes)
-    x, words = tokenise(name, rows.texts, rows.test)
+    x, words = tokenise(name, rows.texts, rows.test, length or LENGTH)
     domains = tuple(sorted(set(rows.groups)))
     place = {domain: i for i, domain in enumerate(domains)}
     return TextDataset(

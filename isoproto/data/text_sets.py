@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isoproto.data.base import TextDataset
+from isoproto.data.folders import split_number
 from isoproto.data.info import INFOS
 from isoproto.data.named import looked_for, missing, notes_on, with_notes
 from isoproto.data.rows import Texts, read_texts
@@ -29,7 +30,7 @@ def load_text_set(argument: str, folder: Path, *, name: str) -> TextDataset:
     Labels are numbers, in the order of ``CLASSES``.
 
     Args:
-        argument: Domains to take, by commas; all if empty.
+        argument: Domains to take, by commas, all if empty; optionally ``@`` and how many tokens of a text are kept.
         folder: See ``data_folder``.
         name: Key of ``CLASSES``.
 
@@ -75,9 +76,10 @@ def _count(path: Path) -> int:
 def _labelled(name: str, argument: str, path: Path) -> TextDataset:
     rows = read_texts(path, "jsonl", ignore=("extra",))
     classes = CLASSES[name]
-    if argument:
-        rows = _only(rows, [domain.strip() for domain in argument.split(",")], name)
-    return text_dataset(name, rows, classes, tuple(map(str, range(len(classes)))))
+    domains, length = split_number(argument)
+    if domains:
+        rows = _only(rows, [domain.strip() for domain in domains.split(",")], name)
+    return text_dataset(name, rows, classes, tuple(map(str, range(len(classes)))), length)
 
 
 def _only(rows: Texts, domains: list[str], name: str) -> Texts:

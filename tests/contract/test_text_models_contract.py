@@ -7,11 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from isoproto.config import RunConfig
 from isoproto.errors import ConfigError
 from models import FAMILIES, MODELS, TEXT_MODELS, ModelSpec, TextSpec, architectures, create_model
 from models.cost import cost
+from server_app.scale import at_scale
 
 NAMES = sorted(TEXT_MODELS)
+BAGS = [name for name in NAMES if name.startswith("bag_mlp")]
+UNORDERED = ["fasttext", "text_logistic", *BAGS]
 SPEC = TextSpec(vocabulary=50, length=12, feature_dim=64, num_classes=3)
 PICTURES = ModelSpec(channels=1, height=32, width=32, feature_dim=64, num_classes=3)
 LENGTHS = (1, 2, 4, 7, 12)
@@ -69,15 +73,15 @@ def test_padding_learns_nothing_and_texts_of_nothing_else_are_finite(name: str) 
     assert torch.isfinite(model.eval().features(nothing)).all()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("fasttext", "text_logistic")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNORDERED])
 def test_the_order_of_words_matters(name: str) -> None:
     model = create_model(name, SPEC, seed=0).eval()
     x = texts((12,))
     assert (model.features(x) - model.features(x.flip(1))).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["fasttext", "text_logistic"])
-def test_the_order_of_words_does_not_matter_to_means(name: str) -> None:
+@pytest.mark.parametrize("name", UNORDERED)
+def test_the_order_of_words_does_not_matter_to_means_and_counts(name: str) -> None:
     model = create_model(name, SPEC, seed=0).eval()
     x = texts((12,))
     torch.testing.assert_close(model.features(x), model.features(x.flip(1)))
@@ -89,6 +93,39 @@ def test_the_mean_of_word_vectors_is_the_one_worked_by_hand() -> None:
         model.base[0].weight.copy_(torch.tensor([[0.0, 0.0], [9.0, 9.0], [1.0, 2.0], [3.0, -2.0]]))
     means = model.features(torch.tensor([[2, 3, 0], [2, 2, 3]]))
     torch.testing.assert_close(means, torch.tensor([[2.0, 0.0], [5 / 3, 2 / 3]]))
+
+
+def test_words_are_counted_but_neither_padding_nor_unknown_nor_rarer_ones() -> None:
+    """Only the most frequent 5,000 words have a column, the tokens 2 to 5,001; a smaller vocabulary has them all."""
+    text = torch.tensor([[2, 5_001, 2, 5_002, 1, 29_999, 0, 0]], dtype=torch.int32)
+    counts = create_model("bag_mlp", TextSpec(30_000, 8, 64, 2), seed=0).base[0](text)
+    assert counts.shape == (1, 5_000)
+    assert counts.nonzero().tolist() == [[0, 0], [0, 4_999]]
+    assert counts[0, [0, -1]].tolist() == [2.0, 1.0]
+    assert create_model("bag_mlp", SPEC, seed=0).base[0](texts()).shape == (len(LENGTHS), 48)
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("bag_mlp", 5_001 * 100),
+        ("bag_mlp_200", 5_001 * 200 + 201 * 100),
+        ("bag_mlp_500", 5_001 * 500 + 501 * 100),
+        ("bag_mlp_1000_500", 5_001 * 1_000 + 1_001 * 500 + 501 * 100),
+        ("bag_mlp_1000_500_200", 5_001 * 1_000 + 1_001 * 500 + 501 * 200 + 201 * 100),
+    ],
+)
+def test_perceptrons_have_the_papers_sizes_and_are_100_wide(name: str, base: int) -> None:
+    counted = cost(name, TextSpec(vocabulary=30_000, length=200, feature_dim=512, num_classes=2))
+    assert (counted.parameters, counted.width) == (base + 2 * 513, 100)
+
+
+def test_the_groups_of_perceptrons_are_in_order_and_stay_mixed_when_small() -> None:
+    four, five = architectures("mlp4txt"), architectures("mlp5txt")
+    assert five == ("bag_mlp", "bag_mlp_200", "bag_mlp_500", "bag_mlp_1000_500", "bag_mlp_1000_500_200")
+    assert four == tuple(name for name in five if name != "bag_mlp_200")
+    small, _ = at_scale(RunConfig(models="mlp5txt", scale="small"))
+    assert small.models == "bag_mlp,bag_mlp_200,bag_mlp_150,bag_mlp_300_150,bag_mlp_300_150_60"
 
 
 def test_a_filter_sees_windows_that_reach_beyond_a_text_and_none_that_begin_there() -> None:
@@ -152,7 +189,9 @@ def test_a_width_that_eight_heads_do_not_divide_is_pooled() -> None:
 
 def test_htfe6txt_is_the_papers_list_in_order() -> None:
     assert architectures("htfe6txt") == ("fasttext", "lstm", "bilstm", "transformer", "text_logistic", "gru")
-    assert all(name in TEXT_MODELS for family in ("htfe6txt", "text4") for name in FAMILIES[family])
+    assert all(
+        name in TEXT_MODELS for family in ("htfe6txt", "mlp4txt", "mlp5txt", "text4") for name in FAMILIES[family]
+    )
     assert not TEXT_MODELS.keys() & (MODELS.keys() | FAMILIES.keys())
 
 

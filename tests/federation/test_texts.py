@@ -25,7 +25,7 @@ def reviews(tmp_path_factory):
     return f"jsonl:{path}"
 
 
-@pytest.mark.parametrize("family", ["text4", "htfe6txt"])
+@pytest.mark.parametrize("family", ["text4", "htfe6txt", "mlp5txt"])
 def test_different_models_for_text_learn_together(federation, reviews, family):
     grid = federation.grid(clients=len(FAMILIES[family]))
     run = federation.run(grid, {**TEXT, "data": reviews, "models": family})
@@ -40,10 +40,12 @@ def test_different_models_for_text_learn_together(federation, reviews, family):
     assert correct[1] > correct[0]
 
 
-@pytest.mark.parametrize("strategy", ["fedsaf", "isoproto"])
-def test_heads_of_text_models_may_differ(federation, reviews, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "models"), [("fedsaf", "text4"), ("isoproto", "text4"), ("fedsaf", "mlp4txt"), ("isoproto", "mlp4txt")]
+)
+def test_heads_of_text_models_may_differ(federation, reviews, strategy, models):
     """The i-th client's head has i hidden layers, and its bases are of four kinds."""
-    settings = {**TEXT, "data": reviews, "models": "text4", "heads": "mixed", "strategy": strategy}
+    settings = {**TEXT, "data": reviews, "models": models, "heads": "mixed", "strategy": strategy}
     run = federation.run(settings=settings)
     assert run.failures() == {}
     assert run.server()["present"].all()

@@ -99,6 +99,7 @@ def test_a_path_may_start_from_where_the_command_is_typed(isoproto, tmp_path, mo
     [
         ("npz:pets", "npz:HERE/pets"),
         ("imagefolder:pets@64", "imagefolder:HERE/pets@64"),
+        ("csv:pets@9", "csv:HERE/pets@9"),
         ("module:own.py:pets", "module:HERE/own.py:pets"),
         ("module:pets:own", "module:pets:own"),  # a module, whatever lies here
         ("csv:elsewhere.csv", "csv:elsewhere.csv"),

@@ -101,6 +101,15 @@ def test_long_texts_are_cut_and_short_ones_end_in_zeros(tmp_path):
     assert (found.x != 0).sum(1).tolist() == [200, 1]
 
 
+@pytest.mark.parametrize(("kept", "width"), [(250, 250), (3, 3), (1000, 300)])
+def test_how_much_of_a_text_is_kept_can_be_said(tmp_path, kept, width):
+    """The vocabulary is that of whole texts, whatever is kept."""
+    write(tmp_path / "pets.jsonl", [{"text": "a " * 299 + "b", "label": 0}, {"text": "b", "label": 0}])
+    found = load_dataset(f"jsonl:pets.jsonl@{kept}", str(tmp_path))
+    assert (found.x.shape, found.vocabulary) == ((2, width), 4)
+    assert found.x[:, 0].tolist() == [2, 3]
+
+
 def test_numbers_are_classes_by_size_and_names_by_order(tmp_path):
     write(tmp_path / "pets.jsonl", [{"text": "a", "label": label} for label in (10, 9, 2)])
     assert load(tmp_path / "pets.jsonl", "jsonl").classes == ("2", "9", "10")
@@ -244,6 +253,8 @@ def test_domains_can_be_chosen_by_name(tmp_path):
     write(tmp_path / "amazon.jsonl.gz", [{**ROW, "domain": name} for name in ("dvd", "books", "baby")])
     found = load_dataset("amazon:books, dvd", str(tmp_path))
     assert (found.domains, found.domain.tolist()) == (("books", "dvd"), [1, 0])
+    assert load_dataset("amazon:books,dvd@1", str(tmp_path)).x.shape == (2, 1)
+    assert load_dataset("amazon:@1", str(tmp_path)).x.shape == (3, 1)
     with pytest.raises(DataError, match=r"has no domain 'toys'; it has baby, books, dvd"):
         load_dataset("amazon:toys", str(tmp_path))
 
