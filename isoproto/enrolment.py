@@ -1,15 +1,17 @@
-"""Telling a SuperLink which node keys to accept, and which no longer, through Flower's own command.
+"""Telling a SuperLink which node keys to accept, and which no longer, through Flower's own commands.
 
-A SuperLink never takes a key again that it has refused, and names nodes by a number that only the answer to an
-enrolment says. That number is kept beside the key, in ``nodes/NAME.json``.
+A SuperLink never takes a key again that it has refused. Which keys it knows, and as which node, it is asked each time:
+``flwr supernode list`` leaves the keys out. Kept beside the key, in ``nodes/NAME.json``, is where it was enrolled: one
+line for each SuperLink, since revoking it must reach them all.
 """
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from isoproto.flower_engine import tool
 from isoproto.paths import write_atomically
 
 _LIMIT_S = 120
-Ask = Callable[[Sequence[str]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,23 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What a SuperLink knows a key as, and whether it accepts it."""
+
+    node_id: str
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Record:
-    """Where a node was enrolled, and as what."""
+    """Where a node was enrolled, and as what; empty while that is not known."""
 
     connection: str
     node_id: str
+
+
+Ask = Callable[[Sequence[str]], dict[str, Any]]
+Look = Callable[[str], Mapping[bytes, Known]]
 
 
 def ask_flower(words: Sequence[str]) -> dict[str, Any]:
@@ -74,7 +87,33 @@ def ask_flower(words: Sequence[str]) -> dict[str, Any]:
     return answer
 
 
-def enrol(folder: Path, names: Iterable[str], connection: str, ask: Ask = ask_flower) -> Iterator[Outcome]:
+def known_keys(connection: str) -> dict[bytes, Known]:
+    """Return what a SuperLink knows each node's key as, by ``keys.public_pem``.
+
+    Raises:
+        FederationError: If it does not answer.
+    """
+    import click
+    from flwr.cli.flower_config import read_superlink_connection
+    from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            flwr_cli_exc_handler(),
+            contextlib.closing(init_http_client_from_connection(read_superlink_connection(connection))) as client,
+        ):
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    except (click.ClickException, OSError, ValueError) as err:
+        reason = " ".join(str(err).split())
+        raise FederationError(f"the SuperLink of {connection!r} does not tell which keys it knows: {reason}") from err
+    return {node.public_key: Known(str(node.node_id), node.status != "unregistered") for node in nodes}
+
+
+def enrol(
+    folder: Path, names: Iterable[str], connection: str, ask: Ask = ask_flower, look: Look = known_keys
+) -> Iterator[Outcome]:
     """Have a SuperLink accept the keys of nodes, one after the other; those it accepts already stay as they are.
 
     Args:
@@ -82,80 +121,111 @@ def enrol(folder: Path, names: Iterable[str], connection: str, ask: Ask = ask_fl
         names: The nodes.
         connection: The SuperLink's entry in Flower's ``config.toml``.
         ask: How to ask Flower.
+        look: How to find out which keys a SuperLink knows.
 
     Raises:
         FederationError: If the SuperLink does not answer.
         StateError: If a node has no key here.
     """
     public = {name: keys.public_key(folder, name).absolute() for name in names}
-    accepted = _accepted(connection, ask)
+    known = look(connection)
     for name, path in public.items():
-        record = _read(folder, name)
-        if record and record.connection == connection and record.node_id in accepted:
-            yield Outcome(name, True, f"was enrolled already, as node {record.node_id}")
+        found, text = known.get(keys.public_pem(path)), "was enrolled already, as"
+        if found is None or not found.accepted:
+            _note(folder, name, connection, "")  # before it happens, and whether or not this lives to see it
+        if found is None:
+            try:
+                answer = ask(["supernode", "register", str(path), connection, "--name", name])
+            except FederationError as err:
+                yield Outcome(name, False, str(err))
+                continue
+            found, text = Known(str(answer["node-id"]), accepted=True), "enrolled as"
+        if not found.accepted:
+            text = (
+                f"its key was node {found.node_id} and is refused for good; it needs a new one: `isoproto keys revoke "
+                f"{name}`, `isoproto keys add {name}`, then enrol that"
+            )
+            yield Outcome(name, False, text)
             continue
-        try:
-            answer = ask(["supernode", "register", str(path), connection, "--name", name])
-        except FederationError as err:
-            yield Outcome(name, False, str(err))
-            continue
-        record = _Record(connection, str(answer["node-id"]))
-        write_atomically(_record_path(folder, name), json.dumps(asdict(record)).encode())
-        yield Outcome(name, True, f"enrolled as node {record.node_id}")
+        _note(folder, name, connection, found.node_id)
+        yield Outcome(name, True, f"{text} node {found.node_id}")
 
 
-def revoke(folder: Path, name: str, ask: Ask = ask_flower) -> Outcome:
-    """Have the SuperLink refuse a node's key from now on, and remove the key here, as it is good for nothing more.
+def revoke(folder: Path, name: str, ask: Ask = ask_flower, look: Look = known_keys) -> Outcome:
+    """Have every SuperLink that took a node's key refuse it from now on; then it is good for nothing and removed here.
 
     Raises:
-        FederationError: If the SuperLink does not answer.
-        StateError: If the node was not enrolled from here.
+        StateError: If the node was not enrolled from here, or has no key here.
     """
-    record = _read(folder, name)
-    if record is None:
+    records = _read(folder, name)
+    if not records:
         raise StateError(
             f"there is no record in {folder} that {name!r} was enrolled; if it was from elsewhere, find its number "
             "with `flwr supernode list CONNECTION` and call `flwr supernode unregister NUMBER CONNECTION`"
         )
-    text = f"the SuperLink knew no node {record.node_id}"
-    if record.node_id in _accepted(record.connection, ask):
-        text = f"node {record.node_id} is refused from now on"
+    key = keys.public_pem(keys.public_key(folder, name))
+    done, texts = True, []
+    for connection in records:
         try:
-            ask(["supernode", "unregister", record.node_id, record.connection])
+            texts.append(f"{_revoke_at(connection, key, ask, look)} is refused from now on")
         except FederationError as err:
-            return Outcome(name, False, str(err))
+            done = False
+            texts.append(str(err))
+    if not done:
+        files = folder / "nodes" / f"{name}.*"
+        texts.append(f"its key is kept here: try again, or remove {files} if what may accept it is gone for good")
+        return Outcome(name, False, "; ".join(texts))
     for suffix in (".pub", ".key", ".json"):
         (folder / "nodes" / f"{name}{suffix}").unlink(missing_ok=True)
-    return Outcome(name, True, f"{text}; its key is removed")
+    return Outcome(name, True, "; ".join([*texts, "its key is removed"]))
+
+
+def _revoke_at(connection: str, key: bytes, ask: Ask, look: Look) -> str:
+    """Have one SuperLink refuse a key, and return what it knew it as.
+
+    Raises:
+        FederationError: If it does not, or knows no such key.
+    """
+    known = look(connection).get(key)
+    if known is None:
+        raise FederationError(
+            f"the SuperLink of {connection!r} knows no such key: it has lost its database, or {connection!r} leads to "
+            "another one than before, and the old one still accepts it"
+        )
+    if known.accepted:
+        ask(["supernode", "unregister", known.node_id, connection])
+    return f"node {known.node_id} at {connection}"
 
 
 def enrolled_as(folder: Path, name: str) -> str:
     """Return where a node was enrolled and as what, in words; empty if it was not."""
-    record = _read(folder, name)
-    return f"node {record.node_id} at {record.connection}" if record else ""
+    return ", ".join(f"node {number} at {connection}" for connection, number in _read(folder, name).items() if number)
 
 
 def enrolled_names(folder: Path, connection: str) -> dict[str, str]:
     """Return the names of the nodes that were enrolled from a folder of keys at a SuperLink, by their numbers."""
-    records = {name: _read(folder, name) for name in keys.node_names(folder)}
-    return {one.node_id: name for name, one in records.items() if one and one.connection == connection}
-
-
-def _accepted(connection: str, ask: Ask) -> set[str]:
-    """Return the numbers of the nodes whose keys a SuperLink accepts."""
-    nodes = ask(["supernode", "list", connection])["nodes"]
-    return {str(node["node-id"]) for node in nodes if node["status"] != "unregistered"}
+    numbers = {name: _read(folder, name).get(connection) for name in keys.node_names(folder)}
+    return {number: name for name, number in numbers.items() if number}
 
 
 def _record_path(folder: Path, name: str) -> Path:
     return folder / "nodes" / f"{name}.json"
 
 
-def _read(folder: Path, name: str) -> _Record | None:
+def _note(folder: Path, name: str, connection: str, number: str) -> None:
+    """Write down where a node is enrolled, and as what."""
+    records = {**_read(folder, name), connection: number}
+    lines = [json.dumps(asdict(_Record(where, what))) + "\n" for where, what in records.items()]
+    write_atomically(_record_path(folder, name), "".join(lines).encode())
+
+
+def _read(folder: Path, name: str) -> dict[str, str]:
+    """Return where a node was enrolled, with its number there."""
     path = _record_path(folder, name)
     try:
-        return _Record(**json.loads(path.read_text("utf8")))
+        records = [_Record(**json.loads(line)) for line in path.read_text("utf8").splitlines() or [""]]
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError, TypeError) as err:
         raise StateError(f"cannot read {path}: {err}; restore or remove it") from err
+    return {record.connection: record.node_id for record in records}

@@ -26,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -34,6 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -198,6 +200,18 @@ def public_key(folder: Path, name: str) -> Path:
             f"make one with `isoproto keys add {name}`"
         )
     return path
+
+
+def public_pem(path: Path) -> bytes:
+    """Return a node's public key from its file as a SuperLink keeps it.
+
+    Raises:
+        StateError: If it cannot be read.
+    """
+    try:
+        return load_ssh_public_key(path.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    except (OSError, ValueError, UnsupportedAlgorithm) as err:
+        raise StateError(f"{path} is no public key in OpenSSH's format: {err}; restore or remove it") from err
 
 
 def check_certificate(path: Path) -> bytes:

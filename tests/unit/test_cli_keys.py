@@ -85,14 +85,16 @@ def test_connect_needs_a_certificate_or_none(isoproto, tmp_path):
     assert not (tmp_path / "flwr").exists()
 
 
-def test_enrol_and_revoke_tell_of_each_node(isoproto, monkeypatch):
+def test_enrol_and_revoke_tell_of_each_node(isoproto, tmp_path, monkeypatch):
     def ask(words):
         if "register" in words and "node-1" in words:
             raise FederationError("Public key already in use.")
-        return {"node-id": 7, "nodes": [{"node-id": "7", "status": "online"}]}
+        accepted[keys.public_pem(nodes / "node-0.pub")] = enrolment.Known("7", accepted=True)
+        return {"node-id": 7}
 
-    monkeypatch.setattr(enrolment.enrol, "__defaults__", (ask,))
-    monkeypatch.setattr(enrolment.revoke, "__defaults__", (ask,))
+    accepted, nodes = {}, tmp_path / "keys" / "nodes"
+    for function in (enrolment.enrol, enrolment.revoke):
+        monkeypatch.setattr(function, "__defaults__", (ask, lambda connection: accepted))
     assert "there is no key of a node in" in isoproto("keys", "enrol")[2]
     isoproto("keys", "init", "--nodes", "2")
     assert isoproto("keys", "enrol") == (
@@ -104,7 +106,7 @@ def test_enrol_and_revoke_tell_of_each_node(isoproto, monkeypatch):
     assert "nodes/node-0.pub: node 7 at isoproto\n" in isoproto("keys", "show")[1]
     status, out, _ = isoproto("keys", "revoke", "node-0")
     assert status == 0
-    assert out.startswith("node-0: node 7 is refused from now on")
+    assert out.startswith("node-0: node 7 at isoproto is refused from now on")
 
 
 def test_health(isoproto):
