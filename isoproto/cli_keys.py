@@ -112,7 +112,7 @@ def connect(
         Path | None, typer.Option(help="Certificate of the authority; by default ca.pem of the folder of keys.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Change an entry that leads elsewhere.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Change an entry that says otherwise.")] = False,
     keys_dir: KeysDirOption = None,
 ) -> None:
     """Write the SuperLink's entry into Flower's config.toml; the rest of that file stays as it is."""
@@ -127,6 +127,8 @@ def connect(
     path, default = _flower_config()
     changed = write_connection(path, default, name, check_address(address), certificate, replace=replace)
     typer.echo(f"{path}: {name} {'leads' if changed else 'led already'} to {address}; `flwr run . {name} --stream`")
+    if insecure:
+        typer.echo(f"warning: without TLS, what goes to {address} can be read and changed on the way", err=True)
 
 
 @app.command()
@@ -175,10 +177,13 @@ def _report(outcomes: "Iterable[Outcome]") -> None:
 def _show(folder: Path) -> bool:
     """Print what is in a folder, and return whether all of it can be used."""
     from isoproto.enrolment import enrolled_as
-    from isoproto.keys import describe
+    from isoproto.keys import describe, open_folders
 
     fine = True
     typer.echo(str(folder))
+    for path in open_folders(folder):
+        typer.echo(f"  others can put files into {path}: chmod 700 {path}")
+        fine = False
     for found in describe(folder):
         name = found.path.relative_to(folder).as_posix()
         if found.expires:

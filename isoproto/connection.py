@@ -41,7 +41,7 @@ def write_connection(
         name: The connection's name.
         address: Where the SuperLink is.
         root_certificates: The certificate of its authority; None without TLS.
-        replace: Let an entry that leads to another address lead here.
+        replace: Change an entry that is there and says otherwise.
 
     Raises:
         ConfigError: If the file cannot be read or changed; it is untouched.
@@ -71,13 +71,13 @@ def with_connection(
         name: The connection's name, with which ``flwr run . NAME`` uses it.
         address: Where the SuperLink is, ``HOST:PORT``.
         root_certificates: The certificate that its own must be signed by; None for a SuperLink without TLS.
-        replace: Let an entry that leads to another address lead here.
+        replace: Change an entry that is there and says otherwise.
 
     Returns:
         The new text. Everything but these settings of this entry is as it was, comments included.
 
     Raises:
-        ConfigError: If the name cannot be one, its entry leads elsewhere, or the text cannot be changed line by line.
+        ConfigError: If the name cannot be one, its entry says otherwise, or the text cannot be changed line by line.
 
     Example:
         >>> print(with_connection("", "here", "127.0.0.1:8000", None), end="")
@@ -97,12 +97,11 @@ def with_connection(
         entry = {}
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         new = f"{text}{gap}[superlink.{name}]\n{to_toml(wanted)}"
-    elif {key: entry[key] for key in _OURS if key in entry} == wanted:
+    elif (now := {key: entry[key] for key in _OURS if key in entry}) == wanted:
         return text
-    elif entry.get("address") != address and not replace:
+    elif not replace:
         raise ConfigError(
-            f"the connection {name!r} leads to {entry.get('address')!r}, not to {address!r}; choose another name, or "
-            "change it with --replace"
+            f"the connection {name!r} says {now}, not {wanted}; choose another name, or change it with --replace"
         )
     else:
         new = _with_settings(text, name, to_toml(wanted))

@@ -136,7 +136,7 @@ def make_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: i
 
     Raises:
         ConfigError: If a host is neither a name nor an address.
-        StateError: If there is one already, or no authority.
+        StateError: If there is one already, or no authority that lasts.
     """
     names = _subject_names([*OWN_HOSTS, *_this_machine(), *hosts])
     key = ec.generate_private_key(ec.SECP384R1())
@@ -150,7 +150,7 @@ def renew_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: 
 
     Raises:
         ConfigError: If a host is neither a name nor an address.
-        StateError: If there is no authority, or no certificate to renew.
+        StateError: If there is no authority that lasts, or no certificate to renew.
     """
     path = folder / "server.pem"
     names = _subject_names([*_hosts(_read_certificate(path)), *hosts])
@@ -221,6 +221,11 @@ def check_certificate(path: Path) -> bytes:
         StateError: If it is none.
     """
     return _read_certificate(path).public_bytes(Encoding.PEM)
+
+
+def open_folders(folder: Path) -> list[Path]:
+    """Return which of the folder and the one of nodes in it others on this machine can write to."""
+    return [path for path in (folder, folder / "nodes") if path.is_dir() and path.stat().st_mode & 0o022]
 
 
 def describe(folder: Path) -> list[Credential]:
@@ -309,8 +314,14 @@ def _hosts(certificate: x509.Certificate) -> list[str]:
 def _signed_for(folder: Path, key: ec.EllipticCurvePublicKey, names: list[x509.GeneralName], years: int) -> bytes:
     """Return the certificate of a server's key, signed by the folder's authority."""
     authority, authority_key = _read_certificate(folder / "ca.pem"), _read_private(folder / "ca.key")
+    end = authority.not_valid_after_utc
+    if end <= datetime.now(UTC):
+        raise StateError(
+            f"the authority {folder / 'ca.pem'} has ended on {end:%Y-%m-%d}, and nobody trusts what it signs; nothing "
+            "was changed. Make all keys anew: move the folder away, then `isoproto keys init`"
+        )
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    until = min(datetime.now(UTC) + timedelta(days=365 * years), authority.not_valid_after_utc)
+    until = min(datetime.now(UTC) + timedelta(days=365 * years), end)
     certificate = (
         _draft(_name("isoproto SuperLink"), key, authority.subject, until=until)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -375,6 +386,12 @@ def _make_folders(folder: Path) -> None:
             path.mkdir(mode=0o700, exist_ok=True)
     except OSError as err:
         raise StateError(f"cannot make the folder {folder}: {err.strerror}; choose another with --keys-dir") from err
+    if found := open_folders(folder):
+        raise StateError(
+            f"others can put files into {found[0]} (mode {found[0].stat().st_mode & 0o777:04o}), such as keys of theirs "
+            f"under the names of nodes; nothing was changed. Look what is in there and call `chmod 700 {found[0]}`, or "
+            "choose another folder with --keys-dir"
+        )
 
 
 def _read_certificate(path: Path) -> x509.Certificate:

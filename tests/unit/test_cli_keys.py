@@ -56,6 +56,11 @@ def test_show_fails_on_what_has_ended_or_lies_open(isoproto, tmp_path):
     status, out, _ = isoproto("keys", "show")
     assert status == 1
     assert f"others can read its private key: chmod 600 {tmp_path}/keys/ca.key" in out
+    (tmp_path / "keys" / "ca.key").chmod(0o600)
+    (tmp_path / "keys" / "nodes").chmod(0o770)
+    status, out, _ = isoproto("keys", "show")
+    assert status == 1
+    assert f"others can put files into {tmp_path}/keys/nodes: chmod 700 {tmp_path}/keys/nodes\n" in out
 
 
 def test_connect_writes_what_flower_reads(isoproto, tmp_path):
@@ -71,7 +76,11 @@ def test_connect_writes_what_flower_reads(isoproto, tmp_path):
     assert status == 1
     assert "--replace" in err
     assert (tmp_path / "flwr" / "config.toml").read_text() == text
-    assert isoproto("connect", "--address", "10.0.0.7:8000", "--insecure", "--replace")[0] == 0
+    status, _, err = isoproto("connect", "--insecure")
+    assert status == 1
+    assert "--replace" in err
+    status, _, err = isoproto("connect", "--address", "10.0.0.7:8000", "--insecure", "--replace")
+    assert (status, err[:48]) == (0, "warning: without TLS, what goes to 10.0.0.7:8000")
     assert 'address = "10.0.0.7:8000"\ninsecure = true\n' in (tmp_path / "flwr" / "config.toml").read_text()
 
 

@@ -55,12 +55,25 @@ def test_an_entry_changes_in_its_own_lines_only():
         'address = "10.0.0.7:8000"\nroot-certificates = "/keys/ca.pem"\n# the hospital\'s\n',
     )
     assert wanted != FULL
-    assert with_connection(FULL, "isoproto", "10.0.0.7:8000", CA) == wanted
+    assert with_connection(FULL, "isoproto", "10.0.0.7:8000", CA, replace=True) == wanted
 
 
-def test_another_address_needs_consent():
-    with pytest.raises(ConfigError, match=r"'isoproto' leads to '10\.0\.0\.7:8000', not to 'h:1'; .*--replace"):
-        with_connection(FULL, "isoproto", "h:1", None)
+@pytest.mark.parametrize(
+    ("name", "address", "certificate"),
+    [
+        ("isoproto", "h:1", None),
+        ("isoproto", "10.0.0.7:8000", CA),
+        ("other", "10.0.0.1:9093", CA),
+        ("other", "10.0.0.1:9093", None),
+    ],
+    ids=["address", "TLS", "certificate", "no TLS"],
+)
+def test_another_address_or_other_trust_needs_consent(name, address, certificate):
+    with pytest.raises(ConfigError, match=rf"'{name}' says .*'address': .*, not .*'{address}'.*; .*--replace"):
+        with_connection(FULL, name, address, certificate)
+
+
+def test_consent_changes_the_entry():
     changed = with_connection(FULL, "isoproto", "h:1", None, replace=True)
     assert changed == FULL.replace(
         '# the hospital\'s\naddress = "10.0.0.7:8000"\ninsecure = true\n',
@@ -126,7 +139,7 @@ def test_flower_reads_what_is_written(tmp_path, monkeypatch):
     assert (found.address, found.root_certificates, found.insecure) == ("127.0.0.1:8000", str(CA), False)
     assert read_superlink_connection().name == "local"
     assert not write_connection(path, DEFAULT_FLOWER_CONFIG_TOML, "isoproto", "127.0.0.1:8000", CA)
-    assert write_connection(path, DEFAULT_FLOWER_CONFIG_TOML, "isoproto", "127.0.0.1:8000", None)
+    assert write_connection(path, DEFAULT_FLOWER_CONFIG_TOML, "isoproto", "127.0.0.1:8000", None, replace=True)
     assert read_superlink_connection("isoproto").insecure
 
 

@@ -124,6 +124,21 @@ def test_a_folder_that_cannot_be_made_is_told_of(tmp_path):
         keys.make_keys(tmp_path / "file" / "keys")
 
 
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_can_write_to_gets_no_keys(tmp_path, mode):
+    folder = tmp_path / "keys"
+    (folder / "nodes").mkdir(parents=True, mode=0o700)
+    for path in (folder, folder / "nodes"):
+        path.chmod(mode)
+        with pytest.raises(StateError, match=rf"others can put files into {path} \(mode 0{mode:o}\).*chmod 700 {path}"):
+            keys.make_keys(folder)
+        with pytest.raises(StateError, match="others can put files into"):
+            keys.make_node_key(folder, "a")
+        path.chmod(0o750)
+    keys.make_node_key(folder, "a")
+    assert set(content(folder)) == {"nodes/a.key", "nodes/a.pub"}
+
+
 # Certificates
 
 
@@ -244,6 +259,17 @@ def test_renewal_without_what_it_needs_says_so(tmp_path):
     (tmp_path / "ca.key").write_bytes((other / "nodes" / "a.pub").read_bytes())
     with pytest.raises(StateError, match=r"cannot read the private key .*ca\.key: "):
         keys.renew_server_certificate(tmp_path)
+
+
+def test_an_authority_that_has_ended_signs_nothing(tmp_path):
+    keys.make_keys(tmp_path / "keys")
+    keys.make_authority(tmp_path / "old", years=0)
+    for name in ("ca.key", "ca.pem"):
+        (tmp_path / "old" / name).replace(tmp_path / "keys" / name)
+    before = content(tmp_path / "keys")
+    with pytest.raises(StateError, match=r"authority .*/keys/ca\.pem has ended on \d{4}-\d\d-\d\d.*keys init"):
+        keys.renew_server_certificate(tmp_path / "keys")
+    assert content(tmp_path / "keys") == before
 
 
 # Nodes
