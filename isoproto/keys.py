@@ -388,8 +388,8 @@ def _make_folders(folder: Path) -> None:
         raise StateError(f"cannot make the folder {folder}: {err.strerror}; choose another with --keys-dir") from err
     if found := open_folders(folder):
         raise StateError(
-            f"others can put files into {found[0]} (mode {found[0].stat().st_mode & 0o777:04o}), such as keys of theirs "
-            f"under the names of nodes; nothing was changed. Look what is in there and call `chmod 700 {found[0]}`, or "
+            f"others can put files into {found[0]} (mode {found[0].stat().st_mode & 0o777:04o}), such as keys of their "
+            f"own under names of nodes; nothing was changed. Look what is in there and call `chmod 700 {found[0]}`, or "
             "choose another folder with --keys-dir"
         )
 

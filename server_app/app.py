@@ -118,7 +118,7 @@ def _check_alignment(text: str) -> None:
 def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> None:
     """Meet the clients, then let Flower's loop run the rounds that are left."""
     folder, config = strategy.folder, strategy.config
-    strategy.meet(grid)
+    strategy.meet(grid, more_may_come=grid.more_may_come)
     grid.window = _IN_FLIGHT * strategy.workers or None
     if strategy.workers:
         paths.mark_experiment(paths.state_dir(config.state_dir), folder.experiment)
@@ -233,7 +233,7 @@ def _data_notes(config: RunConfig) -> list[str]:
     """Return what one must know of the run's data, where the server has them too, as in a simulation."""
     try:
         return list(load_dataset(config.data, config.data_dir).notes)
-    except (ConfigError, DataError):  # such as a function of the clients' own
+    except (ConfigError, DataError, OSError):  # such as a function of the clients' own, or a folder that is not here
         return []
 
 

@@ -38,6 +38,7 @@ _Asked = tuple[int, str]
 
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
+_NAMES = 9  # of refused nodes in one line
 _UNASKED = "ignored a reply of node %d that nobody waits for"
 # What `auto` stands for where the method does not say: the flagship's choice (docs/adr/0006-flagship.md), and for
 # lambda and gamma what was found under the product's optimiser (docs/adr/0003-weights.md).
@@ -167,8 +168,13 @@ class PrototypeStrategy(Strategy):
 
     # Meeting the clients
 
-    def meet(self, grid: Grid) -> None:
+    def meet(self, grid: Grid, *, more_may_come: bool = True) -> None:
         """Wait for the nodes, ask each who it is, and settle who takes part.
+
+        Args:
+            grid: How to reach them.
+            more_may_come: Whether nodes may come, or come back mended, later than the others. In a simulation all are
+                there by the time that one has answered.
 
         Raises:
             FederationError: If too few came, or none of them can be used.
@@ -176,24 +182,28 @@ class PrototypeStrategy(Strategy):
         """
         deadline, notice = time.monotonic() + self.config.wait_timeout, 0.0
         while True:
-            self._query(grid)
+            here = len(self._reachable(self._query(grid, self.config.wait_timeout)))
             wanted = self.config.min_nodes or max((c.partitions for c in self.clients.values()), default=0) or 2
-            here = len(self._hosts) + len(self._refused)
-            if here >= wanted:
+            heard = {*self._hosts.values(), *(node for node, _ in self._refused)}
+            all_heard = not more_may_come and bool(heard) and heard >= set(grid.get_node_ids())
+            if here >= wanted or (all_heard and not self.config.min_nodes):
                 break
             now = time.monotonic()
-            if now > deadline:
+            if all_heard or now > deadline:
+                limit = "" if all_heard else f" within {self.config.wait_timeout:g} s (`wait-timeout`)"
+                reasons = _told(collections.Counter(self._refused.values()))
                 raise FederationError(
-                    f"{here} of {wanted} nodes came within {self.config.wait_timeout:g} s "
-                    "(`wait-timeout`). Start the missing nodes, or lower `min-nodes`"
+                    f"{here} of {wanted} nodes came that can take part{limit}{self._refused_in_words()}"
+                    f"{f' ({reasons})' if reasons else ''}. Start the missing nodes, mend the refused ones, or lower "
+                    "`min-nodes`"
                 )
             if now - notice > _NODE_NOTICE:
                 notice = now
-                _log.info("waiting for nodes: %d of %d are there", here, wanted)
+                _log.info("waiting for nodes: %d of %d are there%s", here, wanted, self._refused_in_words())
             time.sleep(_NODE_PAUSE)
         self._settle()
 
-    def _query(self, grid: Grid) -> set[int]:
+    def _query(self, grid: Grid, timeout: float) -> set[int]:
         """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
         present = set(grid.get_node_ids())
         # Its owner may have mended what was wrong with a node that was away.
@@ -204,7 +214,7 @@ class PrototypeStrategy(Strategy):
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
         content = wire.write_query(query)
         messages = [Message(content, node, MessageType.QUERY) for node in sorted(waiting)]
-        replies = grid.send_and_receive(messages, timeout=self.config.wait_timeout)
+        replies = grid.send_and_receive(messages, timeout=timeout)
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if node not in waiting:
@@ -220,7 +230,7 @@ class PrototypeStrategy(Strategy):
             except WireError as err:
                 self._refuse(node, str(err))
         for node in waiting:
-            self._refuse(node, f"no answer within {self.config.wait_timeout:g} s")
+            self._refuse(node, f"no answer within {timeout:g} s")
         # As text: such numbers are too long for JavaScript's.
         self.folder.write_text("nodes.json", json.dumps({client: str(node) for client, node in self._hosts.items()}))
         return present
@@ -256,8 +266,13 @@ class PrototypeStrategy(Strategy):
         """Leave a node out, or one of the clients that it stands for."""
         self._refused[node, client] = reason
         name = client or f"node {node}"
-        _log.warning("%s does not take part: %s", f"client {client} of node {node}" if client else name, reason)
+        _log.warning("%s does not take part: %s", _refused_name(node, client), reason)
         self.folder.record("failure", round=self._round, client=name, reason=reason)
+
+    def _refused_in_words(self) -> str:
+        names = sorted(_refused_name(node, client) for node, client in self._refused)
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        return f"; refused: {', '.join(names[:_NAMES])}{more}" if names else ""
 
     def _settle(self) -> None:
         """Agree on the class list and on what is shared, now that the first clients are known."""
@@ -314,7 +329,8 @@ class PrototypeStrategy(Strategy):
         """Draw the cohort of the round among the clients that are there, and write its messages."""
         self._started = time.perf_counter()
         self._round = self.state.server_round + 1
-        here = self._reachable(self._query(grid))
+        # One that comes in late holds the others up no longer than one that is slow.
+        here = self._reachable(self._query(grid, min(self.config.wait_timeout, self.config.round_timeout)))
         if not 0 < self.config.join_round <= self._round:
             here = {name: node for name, node in here.items() if name not in self.late}
         more = self.config.over_sample
@@ -660,6 +676,10 @@ class PrototypeStrategy(Strategy):
             elapsed,
             *divmod(round(left), 60),
         )
+
+
+def _refused_name(node: int, client: str) -> str:
+    return f"client {client} of node {node}" if client else f"node {node}"
 
 
 def _told(reasons: "collections.Counter[str]") -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid
 
 from isoproto.errors import FederationError
 
@@ -40,6 +41,11 @@ class PromptGrid(Grid):
         self.window: int | None = None
         self.enough: Callable[[str], int] = lambda kind: 0
         self._first: dict[str, float] = {}  # kind of message -> seconds to its first reply, the last time
+
+    @property
+    def more_may_come(self) -> bool:
+        """Whether its nodes are machines that come and go; those of a simulation, or of this process, do not."""
+        return isinstance(self._grid, HttpGrid)
 
     def set_run(self, run: object) -> None:  # noqa: D102
         self._grid.set_run(run)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def test_nodes_that_cannot_take_part_are_told_why_and_the_others_go_on(tmp_path:
         "misspelt": "partiton-id=0 num-partitions=2",
         "beyond": "partition-id=5 num-partitions=4",
     }
-    settings = f"rounds=2 partition='iid' min-nodes={len(nodes)} feature-dim=16 data='npz:{pictures}'"
+    settings = f"rounds=2 partition='iid' min-nodes=2 feature-dim=16 data='npz:{pictures}'"
     with contextlib.ExitStack() as stack:
         stack.enter_context(superlink(tmp_path / "empty", environment))
         for name, node_config in nodes.items():

@@ -99,7 +99,7 @@ def test_classes_are_brought_into_the_federations_order(federation, tmp_path):
         config = grid.context(node).node_config
         del config["partition-id"], config["num-partitions"]
         config["name"] = f"ward-{node}"
-    run = federation.run(grid, {"classes": "d,c,b,a", "rounds": 2, "models": "cnn", "min-nodes": 4})
+    run = federation.run(grid, {"classes": "d,c,b,a", "rounds": 2, "models": "cnn", "min-nodes": 3})
     ((where, reason),) = run.failures().items()
     assert where == (0, "node 10002")
     assert re.search(r"samples are of classes that this federation does not have: \{'e': \d+\}", reason)

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 
 import numpy as np
 import pytest
@@ -278,18 +279,91 @@ def test_all_nodes_gone_are_empty_rounds(federation):
         federation.run(federation.grid(away=lambda client, newest: newest >= 1), {"rounds": 9})
 
 
+@pytest.fixture
+def deployment(monkeypatch):
+    """Have the server take the grid for one of machines that come and go."""
+    monkeypatch.setattr("strategies.grid.HttpGrid", fakes.FaultyGrid)
+
+
+@pytest.mark.usefixtures("deployment")
 def test_waiting_for_nodes_has_an_end(federation):
     grid = federation.grid(away=lambda client, newest: client > 1)
-    with pytest.raises(
-        FederationError, match=r"2 of 3 nodes came within 0.3 s \(`wait-timeout`\)\. Start the missing nodes"
-    ):
+    told = r"2 of 3 nodes came that can take part within 0.3 s \(`wait-timeout`\)\. Start the missing nodes"
+    with pytest.raises(FederationError, match=told):
         federation.run(grid, {"min-nodes": 3, "wait-timeout": 0.3})
 
 
-def test_all_partitions_of_a_simulation_are_waited_for(federation):
+@pytest.mark.usefixtures("deployment")
+def test_all_partitions_are_waited_for(federation):
     grid = federation.grid(away=lambda client, newest: client == 0)
     with pytest.raises(FederationError, match="3 of 4 nodes came"):
         federation.run(grid, {"wait-timeout": 0.3})
+
+
+def unfit(federation, *clients, **others):
+    """Return a grid of three devices with data of their own, some of which cannot take part."""
+    grid = federation.grid(clients=3, **others)
+    for client in range(3):
+        config = grid.context(client).node_config
+        config.clear()
+        config.update(
+            {"name": f"ward-{client}", "data": "npz:/none.npz" if client in clients else federation.settings["data"]}
+        )
+    return grid
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("settings", [{"min-nodes": 2}, {}], ids=["said", "by default"])
+def test_a_refused_device_does_not_count(federation, monkeypatch, settings):
+    """Two unfit ones would start a federation of one."""
+    monkeypatch.setattr("strategies.base._NODE_NOTICE", 0.0)
+    told = r"1 of 2 nodes came .* within 0.3 s .*; refused: node 10001, node 10002 \(.* mend the refused ones"
+    with pytest.raises(FederationError, match=told):
+        federation.run(unfit(federation, 1, 2), {"wait-timeout": 0.3, **settings})
+    assert "waiting for nodes: 1 of 2 are there; refused: node 10001, node 10002\n" in federation.newest().log
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_device_that_comes_in_place_of_refused_ones_is_waited_for(federation):
+    came = time.monotonic() + 0.5
+    grid = unfit(federation, 0, 1, away=lambda client, newest: client == 2 and time.monotonic() < came)
+    run = federation.run(grid, {"min-nodes": 1, "rounds": 1})
+    assert clients(run, 1) == ["ward-2"]
+
+
+@pytest.mark.parametrize("refused", [1, 3])
+def test_a_simulation_whose_nodes_have_all_answered_waits_for_nobody(federation, refused):
+    began = time.monotonic()
+    grid = federation.grid(apps=dict.fromkeys(range(refused), foreign))
+    with pytest.raises(
+        FederationError, match=rf"{4 - refused} of 4 nodes came that can take part; refused: node 10000"
+    ):
+        federation.run(grid, {"min-nodes": 4, "wait-timeout": 60.0})
+    run = federation.run(grid, {"rounds": 1, "wait-timeout": 60.0})
+    assert clients(run, 1) == [str(client) for client in range(refused, 4)]
+    assert time.monotonic() - began < 30
+
+
+def test_one_node_that_cannot_be_used_ends_a_simulation(federation):
+    with pytest.raises(FederationError, match="none of 1 nodes can take part"):
+        federation.run(federation.grid(clients=1, apps={0: foreign}), {"wait-timeout": 60.0})
+
+
+def test_a_late_node_that_does_not_answer_holds_no_round_longer_than_a_slow_one(federation):
+    late = (fakes.dropped, When("query", None, [3]))
+    grid = federation.grid(late, away=lambda client, newest: client == 3 and newest < 1)
+    run = federation.run(grid, {"min-nodes": 3, "wait-timeout": 60.0, "round-timeout": 1.0, "rounds": 2})
+    assert run.failures() == {(2, "node 10003"): "no answer within 1 s"}
+    assert clients(run, 2) == ["0", "1", "2"]
+
+
+def test_a_folder_that_is_not_on_the_server_does_not_fail_a_run_that_is_over(federation, monkeypatch):
+    def unreadable(*_):
+        raise PermissionError(13, "Permission denied", "/data")
+
+    monkeypatch.setattr("server_app.app.load_dataset", unreadable)
+    run = federation.run(settings={"rounds": 1})
+    assert (run.summary["status"], run.summary["data_notes"]) == ("completed", [])
 
 
 def test_a_node_that_does_not_answer_the_query_is_left_out(federation):
@@ -386,7 +460,7 @@ NODE = {
 
 def test_a_wrong_node_config_is_told_of(federation):
     nodes = {i: own for i, (own, _) in enumerate(NODE.values(), start=1)}
-    run = federation.run(federation.grid(clients=len(NODE) + 1, node_configs=nodes), {"rounds": 1, "min-nodes": 10})
+    run = federation.run(federation.grid(clients=len(NODE) + 1, node_configs=nodes), {"rounds": 1})
     assert run.cohorts() == [["0"]]
     for i, (_, reason) in enumerate(NODE.values(), start=1):
         assert re.search(reason, run.failures()[0, f"node {10_000 + i}"])
