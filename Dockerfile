@@ -24,7 +24,13 @@ ARG PIP_TRUSTED_HOST
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS=/wheels
 ARG WHEELS=deploy/wheels
-ENV PIP_NO_CACHE_DIR=1
+# As variables, since the stage after this one asks an index too, for what builds our wheel.
+ENV PIP_NO_CACHE_DIR=1 \
+    PIP_INDEX_URL=$PIP_INDEX_URL \
+    PIP_EXTRA_INDEX_URL=$PIP_EXTRA_INDEX_URL \
+    PIP_TRUSTED_HOST=$PIP_TRUSTED_HOST \
+    PIP_NO_INDEX=$PIP_NO_INDEX \
+    PIP_FIND_LINKS=$PIP_FIND_LINKS
 COPY ${WHEELS} /wheels
 RUN python3 -m venv /opt/isoproto
 WORKDIR /src

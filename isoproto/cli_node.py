@@ -83,31 +83,36 @@ def status(
     folder = paths.output_dir(str(output_dir or ""))
     found = find_run(folder, run_name) if run_name else newest_run(folder)
     while True:
-        nodes, trouble = _nodes(connection, keys_dir)
-        now = run_status(found, nodes)
+        nodes, known, trouble = _asked(found, connection, keys_dir)
+        now = run_status(found, nodes, known)
         if as_json:
             typer.echo(now.to_json())
         else:
             if watch:
                 typer.clear()
             _show(now, trouble)
-        if not watch or now.state in ("completed", "failed"):
+        if not watch or now.state not in ("waiting", "running"):
             return
         time.sleep(watch)
 
 
-def _nodes(connection: str, keys_dir: Path | None) -> tuple[list[dict[str, Any]], str]:
-    """Return what the SuperLink says of its nodes, or why it says nothing."""
+def _asked(
+    folder: Path, connection: str, keys_dir: Path | None
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
+    """Return what the SuperLink says of its nodes and of a run, or why it says nothing."""
     if not connection:
-        return [], ""
+        return [], None, ""
     from isoproto.enrolment import ask_flower, enrolled_names
+    from isoproto.status import flower_run
 
+    number = flower_run(folder)
     try:
         nodes = ask_flower(["supernode", "list", connection])["nodes"]
+        known = ask_flower(["ls", connection, "--run-id", number])["runs"][0] if number else None
     except FederationError as err:
-        return [], str(err)
+        return [], None, str(err)
     names = enrolled_names(paths.keys_dir() if keys_dir is None else keys_dir.expanduser(), connection)
-    return [{**one, "name": names.get(str(one["node-id"]), "")} for one in nodes], ""
+    return [{**one, "name": names.get(str(one["node-id"]), "")} for one in nodes], known, ""
 
 
 def _show(status: "RunStatus", trouble: str) -> None:
@@ -123,6 +128,10 @@ def _show(status: "RunStatus", trouble: str) -> None:
     console.print(escape(f"{status.run}: {status.state}, {where}, last change {ago(status.silent_s)} ago"))
     if status.said:
         console.print(escape(f"  {status.said}"))
+    if status.state == "silent":
+        console.print(
+            "  it writes more often while it lives; --connection asks the SuperLink, `isoproto resume` goes on"
+        )
     table = Table("client", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("node", overflow="fold")  # a number of 20 figures is good for nothing without its end
     for title in ("model", "online", "last round", "accuracy", "failures"):

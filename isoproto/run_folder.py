@@ -18,6 +18,9 @@ from isoproto.paths import write_atomically
 
 _log = logging.getLogger("isoproto")
 
+# File with the number under which the SuperLink knows the run, 0 if it ran without one.
+FLOWER_RUN = "flower-run"
+
 
 class RunFolder:
     """The folder of one run: settings, metrics line by line, log, checkpoints.

@@ -1,6 +1,7 @@
 """What a run is doing: who takes part, who was heard of when, what failed. Read from its folder while it runs."""
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,10 @@ from typing import Any
 
 from isoproto.errors import ConfigError
 from isoproto.report import Run, read_run
+from isoproto.run_folder import FLOWER_RUN
 
+# A run that lives writes into its folder more often than this many times its timeout.
+_SILENT = 3
 _SECONDS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -45,7 +49,8 @@ class RunStatus:
 
     Attributes:
         run: Name of its folder.
-        state: ``waiting`` for nodes, ``running``, ``completed`` or ``failed``.
+        state: ``waiting`` for nodes, ``running``, ``completed`` or ``failed``; ``silent`` if the SuperLink says nothing
+            of it and nothing was written for so long that it must have died.
         round: The last round that is over; 0 before the first.
         rounds: How many there will be.
         silent_s: Seconds since its folder last changed.
@@ -80,13 +85,27 @@ def newest_run(output_dir: Path) -> Path:
     return max(found, key=lambda path: (path / "config.toml").stat().st_mtime)
 
 
-def run_status(folder: Path, nodes: Sequence[Mapping[str, Any]] = (), *, now: float | None = None) -> RunStatus:
+def flower_run(folder: Path) -> str:
+    """Return the number under which the SuperLink knows a run; empty if it has none."""
+    path = folder / FLOWER_RUN
+    number = path.read_text("utf8").strip() if path.exists() else ""
+    return "" if number == "0" else number
+
+
+def run_status(
+    folder: Path,
+    nodes: Sequence[Mapping[str, Any]] = (),
+    known: Mapping[str, Any] | None = None,
+    *,
+    now: float | None = None,
+) -> RunStatus:
     """Read what a run is doing.
 
     Args:
         folder: Its folder.
         nodes: What ``flwr supernode list`` says, if the SuperLink was asked: ``node-id``, ``status``; and ``name``,
             where it is known.
+        known: What ``flwr ls`` says of the run, if the SuperLink was asked before: ``status``, ``status-details``.
         now: Seconds since 1970.
 
     Raises:
@@ -99,16 +118,24 @@ def run_status(folder: Path, nodes: Sequence[Mapping[str, Any]] = (), *, now: fl
     over = max((line["round"] for line in run.metrics if line["kind"] == "round"), default=0)
     begun = "partition.json" in written
     clients = _clients(run, nodes, _hosts(folder))
-    known = {client.node for client in clients}
+    present = {client.node for client in clients}
+    silent_s = round((now or time.time()) - max(written.values()), 1)
+    limit = _SILENT * float(run.config.get("round-timeout" if begun else "wait-timeout", math.inf))
+    state = summary.get("status") or ("running" if begun else "waiting")
+    said = summary.get("reason") or _last_line(folder / "log.txt")
+    if known and not ended and known["status"].startswith("finished"):
+        state, said = "failed", f"the SuperLink says {known['status']}: {known['status-details']}"
+    elif not known and not ended and silent_s > limit:
+        state = "silent"
     return RunStatus(
         run=folder.name,
-        state=summary.get("status") or ("running" if begun else "waiting"),
+        state=state,
         round=over,
         rounds=int(run.config.get("rounds", 0)),
-        silent_s=round((now or time.time()) - max(written.values()), 1),
-        said=summary.get("reason") or _last_line(folder / "log.txt"),
+        silent_s=silent_s,
+        said=said,
         clients=clients,
-        strangers=sorted(_name(node) for node in nodes if node["status"] == "online" and _name(node) not in known),
+        strangers=sorted(_name(node) for node in nodes if node["status"] == "online" and _name(node) not in present),
     )
 
 

@@ -27,7 +27,7 @@ from isoproto.losses import LOSSES
 from isoproto.metrics import summarise
 from isoproto.registry import lookup
 from isoproto.report import read_run, summary_table, write_report
-from isoproto.run_folder import RunFolder, show_log
+from isoproto.run_folder import FLOWER_RUN, RunFolder, show_log
 from models import HEADS, architecture_for
 from server_app.scale import at_scale
 from strategies import STRATEGIES, PrototypeStrategy
@@ -47,11 +47,16 @@ _REPLACED = "replaced.json"
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one federation with the run config that Flower hands over."""
-    run_federation(grid, context.run_config)
+    run_federation(grid, context.run_config, flower_run=context.run_id)
 
 
-def run_federation(grid: Grid, run_config: Mapping[str, Scalar]) -> Path:
+def run_federation(grid: Grid, run_config: Mapping[str, Scalar], *, flower_run: int = 0) -> Path:
     """Run a federation, or go on with an interrupted one, and return its run folder.
+
+    Args:
+        grid: How to reach the nodes.
+        run_config: The settings.
+        flower_run: The number under which the SuperLink knows the run; 0 where there is none.
 
     Raises:
         ConfigError: If settings cannot be used; all of them are named at once.
@@ -69,6 +74,7 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar]) -> Path:
         folder = RunFolder.create(output_dir, config)
         if replaced:
             folder.write_text(_REPLACED, json.dumps(replaced, indent=1))
+    folder.write_text(FLOWER_RUN, str(flower_run))
     with _logged(folder):
         for sentence in _replaced(folder):
             _log.warning("%s", sentence)

@@ -21,7 +21,7 @@ PARSERS = {"flower-superlink": _parse_args_run_superlink, "flower-supernode": _p
 SETTINGS = {
     "ISOPROTO_SUPERLINK": "link.example.org:8443",
     "ISOPROTO_NODE": "node-7",
-    "ISOPROTO_NODE_CONFIG": 'data="imagefolder:/data" name="lab" model="cnn"',
+    "ISOPROTO_NODE_CONFIG": 'data="imagefolder:/data" model="cnn"',
 }
 _VARIABLE = re.compile(r"\$\{(\w+)(?:(:-|:\?)([^}]*))?\}")
 
@@ -137,9 +137,30 @@ def test_what_services_name_is_defined_and_secrets_are_files(file):
     assert all(list(secret) == ["file"] for secret in here["secrets"].values())
 
 
-def test_gpus_are_for_the_nodes():
-    nodes = {name for file, name in SERVICES if file == "docker-compose.yml" and name.startswith("node")}
-    assert document("compose.gpu.yml")["services"].keys() == nodes
+@pytest.mark.parametrize(
+    ("file", "gpus"), [("docker-compose.yml", "compose.gpu.yml"), ("deploy/node.yml", "deploy/node.gpu.yml")]
+)
+def test_gpus_are_for_the_nodes(file, gpus):
+    nodes = {name for where, name in SERVICES if where == file and name.startswith("node")}
+    services = document(gpus)["services"]
+    assert services.keys() == nodes
+    (device,) = next(iter(services.values()))["deploy"]["resources"]["reservations"]["devices"]
+    assert all(each == {"deploy": {"resources": {"reservations": {"devices": [device]}}}} for each in services.values())
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
+def test_a_device_is_called_as_its_key():
+    node = service(ROOT / "deploy/node.yml", "node")
+    assert parse_config_args([node["command"][-1].partition("=")[2]])["name"] == "node-7"
+    assert document("deploy/node.yml")["secrets"]["node.key"]["file"].endswith("/node-7.key")
+    example = (ROOT / "deploy/node.env.example").read_text()
+    assert example.count("node-0") == 1
+
+
+@pytest.mark.parametrize("setting", ["ISOPROTO_KEYS_DIR", "ISOPROTO_DATA"])
+def test_what_a_node_keeps_beside_its_compose_file_is_not_committed(setting):
+    (folder,) = re.findall(rf"^{setting}=\./(\w+)$", (ROOT / "deploy/node.env.example").read_text(), re.MULTILINE)
+    assert f"/deploy/{folder}/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_every_node_has_a_key_and_a_share_of_its_own():
@@ -164,6 +185,10 @@ def test_images_are_of_this_version_with_pytorch_pinned():
     assert re.search(r"^torch==[\d.]+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "--constraint constraints.txt" in dockerfile
+    packages = dockerfile.partition("AS packages")[2].partition("\nFROM")[0]
+    arguments = re.findall(r"^ARG (PIP_\w+)", packages, re.MULTILINE)
+    assert len(arguments) == 5
+    assert all(f" {name}=${name}" in packages for name in arguments), "the classic builder forgets ARGs after a stage"
     assert all(user == "1000:1000" for user in re.findall(r"^USER (.*)", dockerfile, re.MULTILINE))
 
 

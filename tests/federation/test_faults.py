@@ -364,6 +364,7 @@ def test_a_folder_that_is_not_on_the_server_does_not_fail_a_run_that_is_over(fed
     monkeypatch.setattr("server_app.app.load_dataset", unreadable)
     run = federation.run(settings={"rounds": 1})
     assert (run.summary["status"], run.summary["data_notes"]) == ("completed", [])
+    assert (run.path / "flower-run").read_text() == "0"
 
 
 def test_a_node_that_does_not_answer_the_query_is_left_out(federation):

@@ -433,6 +433,56 @@ def test_status_waits_before_there_are_clients(tmp_path):
     assert now.said == "waiting for nodes: 1 of 3 are there"
 
 
+def test_a_run_that_died_without_a_word_is_silent_in_the_end(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "config.toml").write_text('strategy = "fedsaf"\nrounds = 9\nround-timeout = 60.0\nwait-timeout = 5.0\n')
+    written = max(path.stat().st_mtime for path in folder.iterdir())
+    assert run_status(folder, now=written + 179).state == "running"
+    assert run_status(folder, now=written + 181).state == "silent"
+    assert run_status(folder, known={"status": "running"}, now=written + 181).state == "running"
+    (folder / "partition.json").unlink()
+    assert run_status(folder, now=written + 14).state == "waiting"
+    assert run_status(folder, now=written + 16).state == "silent"
+
+
+def test_a_run_that_the_superlink_knows_to_be_over_is_not_running(tmp_path):
+    folder = run_folder(tmp_path)
+    over = {"status": "finished:failed", "status-details": "no heartbeat"}
+    now = run_status(folder, known=over)
+    assert (now.state, now.said) == ("failed", "the SuperLink says finished:failed: no heartbeat")
+    (folder / "summary.json").write_text('{"status": "completed"}')
+    assert run_status(folder, known={**over, "status": "finished:completed"}).state == "completed"
+
+
+def test_watching_ends_with_the_run_that_the_superlink_is_asked_for(tmp_path, monkeypatch):
+    folder = run_folder(tmp_path)
+    (folder / "flower-run").write_text("17")
+    asked = []
+
+    def ask(words):
+        asked.append(words)
+        return {"nodes": [], "runs": [{"status": "finished:failed", "status-details": "dead"}]}
+
+    monkeypatch.setattr("isoproto.enrolment.ask_flower", ask)
+    words = ["status", "--watch", "9", "--json", "--connection", "here", "--output-dir", str(tmp_path)]
+    shown = CliRunner().invoke(app, words)
+    assert json.loads(shown.output)["state"] == "failed"
+    assert asked == [["supernode", "list", "here"], ["ls", "here", "--run-id", "17"]]
+    (folder / "flower-run").write_text("0")
+    asked.clear()
+    shown = CliRunner().invoke(app, ["status", "--connection", "here", "--output-dir", str(tmp_path)])
+    assert "running" in shown.output
+    assert len(asked) == 1
+
+
+def test_watching_ends_when_nothing_is_written_any_more(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "config.toml").write_text('strategy = "fedsaf"\nrounds = 9\nround-timeout = 1e-9\n')
+    shown = CliRunner().invoke(app, ["status", "--watch", "9", "--output-dir", str(tmp_path)])
+    assert "silent, round 0 of 9" in shown.output
+    assert "isoproto resume" in shown.output
+
+
 def test_the_command_shows_it(tmp_path):
     run_folder(tmp_path)
     shown = CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)])
