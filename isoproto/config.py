@@ -137,7 +137,8 @@ class RunConfig:
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
         clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
-        min_nodes: Nodes (in a simulation: clients) to wait for before round 1; 0: all of a simulation, else 2.
+        min_nodes: Nodes (in a simulation: clients) that can take part, to wait for before round 1; 0: all of a
+            simulation that can, else 2.
         wait_timeout: Seconds to wait for them.
         round_timeout: Seconds until a round closes with the replies it has.
         min_replies: Good replies below which a round counts as empty and changes nothing, >= 1.
