@@ -99,9 +99,11 @@ def status(
 def _asked(
     folder: Path, connection: str, keys_dir: Path | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
-    """Return what the SuperLink says of its nodes and of a run, or why it says nothing."""
+    """Return what the SuperLink says of its nodes and of a run, and why it does not say more."""
+    nodes: list[dict[str, Any]] = []
+    known, trouble = None, ""
     if not connection:
-        return [], None, ""
+        return nodes, known, trouble
     from isoproto.enrolment import ask_flower, enrolled_names
     from isoproto.status import flower_run
 
@@ -110,9 +112,9 @@ def _asked(
         nodes = ask_flower(["supernode", "list", connection])["nodes"]
         known = ask_flower(["ls", connection, "--run-id", number])["runs"][0] if number else None
     except FederationError as err:
-        return [], None, str(err)
+        trouble = str(err)
     names = enrolled_names(paths.keys_dir() if keys_dir is None else keys_dir.expanduser(), connection)
-    return [{**one, "name": names.get(str(one["node-id"]), "")} for one in nodes], known, ""
+    return [{**one, "name": names.get(str(one["node-id"]), "")} for one in nodes], known, trouble
 
 
 def _show(status: "RunStatus", trouble: str) -> None:
@@ -150,4 +152,4 @@ def _show(status: "RunStatus", trouble: str) -> None:
     if status.strangers:
         console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
     if trouble:
-        console.print(escape(f"the SuperLink was not asked: {trouble}"))
+        console.print(escape(f"the SuperLink does not say all: {trouble}"))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from isoproto.cli import app
 from isoproto.data import ImageDataset, load_dataset, with_classes
-from isoproto.errors import ConfigError, DataError
+from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.node import NodeConfig
 from isoproto.own_code import own_callable
 from isoproto.status import newest_run, run_status
@@ -468,6 +468,17 @@ def test_watching_ends_with_the_run_that_the_superlink_is_asked_for(tmp_path, mo
     shown = CliRunner().invoke(app, words)
     assert json.loads(shown.output)["state"] == "failed"
     assert asked == [["supernode", "list", "here"], ["ls", "here", "--run-id", "17"]]
+
+    def forgot(words):
+        if words[0] == "ls":
+            raise FederationError("Run ID not found")
+        return {"nodes": [{"node-id": "8", "status": "online"}]}
+
+    monkeypatch.setattr("isoproto.enrolment.ask_flower", forgot)
+    shown = CliRunner().invoke(app, ["status", "--connection", "here", "--output-dir", str(tmp_path)])
+    assert "not in this run yet: 8" in shown.output
+    assert "the SuperLink does not say all: Run ID not found" in shown.output
+    monkeypatch.setattr("isoproto.enrolment.ask_flower", ask)
     (folder / "flower-run").write_text("0")
     asked.clear()
     shown = CliRunner().invoke(app, ["status", "--connection", "here", "--output-dir", str(tmp_path)])
