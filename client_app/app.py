@@ -55,7 +55,7 @@ from isoproto.losses import LOSSES
 from isoproto.own_code import is_own
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
+from models import FeatureModel, Head, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -487,7 +487,7 @@ def in_cohort(client: Client) -> bool:
         config.cohort == "on"
         and config.augment == "none"
         and config.amp == "off"
-        and not client.spec.head
+        and not client.spec.head.hidden
         and pays(client.architecture, config.batch_size, client.device)
         and len(client.data.train_y) > 0
     )
@@ -852,8 +852,8 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig, head: tuple[int, ...]) -> ModelSpec | TextSpec:
-    """Return what a model for a data set must fit, and the widths of its hidden layers.
+def _spec(dataset: Dataset, config: RunConfig, head: Head) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit, its head among it.
 
     Raises:
         ConfigError: If texts should be augmented as pictures are.

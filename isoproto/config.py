@@ -116,7 +116,7 @@ class RunConfig:
         models: A family's name, or model names separated by commas; dealt out by partition id.
         feature_dim: Feature width d that all models have in common.
         heads: Name in ``HEADS``: every client has a ``linear`` head, or they are dealt out like the models: one to four
-            layers (``mixed``), or HtFLlib's ``htc4``.
+            layers (``mixed``), HtFLlib's ``htc4``, or those that go with the models ``htm4`` and ``htm10``.
         init: ``per-client``: independent initial weights; ``per-architecture``: equal ones where the
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
