@@ -87,7 +87,7 @@ def test_a_column_says_all_of_a_papers_setting(name):
 def test_a_column_takes_every_method(name, strategy):
     config = RunConfig.from_mapping({**read_overrides([str(PRESETS[name])]), "strategy": strategy})
     if config.heads != "linear" and strategy in ("fedavg", "fedhpro"):
-        with pytest.raises(ConfigError, match=f"`share = model` averages heads.*`heads = {config.heads}` deals out other"):
+        with pytest.raises(ConfigError, match=f"averages heads.*`heads = {config.heads}` deals out others"):
             STRATEGIES[strategy].resolve(config)
         return
     resolved = STRATEGIES[strategy].resolve(config)
