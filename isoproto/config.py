@@ -67,7 +67,8 @@ class RunConfig:
         strategy: Name in ``STRATEGIES``; a point on the three axes below and what is special to a method.
         prototypes: Construction of global prototypes; ``auto`` is the strategy's own.
         alignment: Alignment terms on the client, joined by ``+``: at most one name in ``LOSSES``, ``hpcl``, ``hpal``;
-            or ``none``; ``auto`` as above.
+            or ``none``; ``auto`` as above. The strategy's own defaults of other settings hold whatever it is, but for
+            ``lambda``, ``gamma`` and ``missing``, which belong to the loss.
         share: Which weights travel besides; ``auto`` as above.
         lambda_: Weight of the prototype-level term, dimensionless; ``auto`` is the default of the alignment.
         gamma: Weight of the instance-level term, likewise.
