@@ -130,6 +130,9 @@ def test_settings_that_contradict_each_other_are_refused(federation):
         federation.run(settings={"alignment": "gcsa+mse"})
     with pytest.raises(ConfigError, match=r"unknown alignment 'hpcll'.*did you mean 'hpcl'"):
         federation.run(settings={"alignment": "gcsa+hpcll"})
+    for alone in ("auto", "none"):
+        with pytest.raises(ConfigError, match=f"`{alone}` stands alone in `alignment`, got '{alone}\\+hpcl'"):
+            federation.run(settings={**FLAGSHIP, "alignment": f"{alone}+hpcl"})
 
 
 @pytest.mark.parametrize(
