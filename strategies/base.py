@@ -448,13 +448,12 @@ class PrototypeStrategy(Strategy):
             shared = average_tensors([dict(g.reply.shared) for g in good], [g.reply.contribution.samples for g in good])
             state = dataclasses.replace(state, shared=shared)
         sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients, g.reply.classifier) for g in good]
-        if config.hyper__retrain != "none":
-            state = hyper.retrain(self.state, state, config, sent)
-        if config.prototypes == "none":
-            return state
-        state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
+        if config.prototypes != "none":
+            state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
         if config.learns:
             state = hyper.learn(self.state, state, config, sent)
+        if config.hyper__retrain != "none":  # last: no client took gradients through a head that is trained only now
+            state = hyper.retrain(self.state, state, config, sent)
         return hyper.describe(state, config, sent) if config.prototypes == "hyper" else state
 
     def _averaged(self, state: ServerState, good: Sequence[Good]) -> ServerState:
