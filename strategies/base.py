@@ -161,6 +161,11 @@ class PrototypeStrategy(Strategy):
                 f"`hyper.head = shared` is the averaged classifier, and `share = {config.share}` averages none; "
                 "set share = 'head' (or 'model'), or hyper.head = 'prototype' or 'server'"
             )
+        if config.anchors == "private" and config.structural not in ("", *hyper.RELATIONAL):
+            raise ConfigError(
+                f"`anchors = private` leaves no prototypes for `alignment = {config.alignment}` to align to; "
+                "set anchors = 'own', or an alignment of relations: gcsa or rcsa"
+            )
         if config.frame == "gram" and config.hyper__init == "normal":
             raise ConfigError(
                 "`hyper.init = normal` is noise in coordinates, and `frame = gram` has none to begin with; "

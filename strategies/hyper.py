@@ -41,6 +41,8 @@ _log = logging.getLogger("isoproto")
 
 Head = tuple[Tensor, Tensor]
 
+# Losses that compare relations between classes, not coordinates.
+RELATIONAL = ("gcsa", "rcsa")
 # Classes up to which the metrics hold similarity matrices.
 _MOST_SHOWN = 30
 _META_FEATURES = 50  # per class, as in the published code
@@ -66,13 +68,14 @@ class Sent(NamedTuple):
 
 def uses_relations(config: RunConfig) -> bool:
     """Whether the server sends relations, and not only prototypes, to a relational loss."""
-    return config.structural in ("gcsa", "rcsa") and (config.frame != "shared" or float(config.relation__shrink) > 0)
+    relational = config.structural in RELATIONAL and config.anchors == "global"
+    return relational and (config.frame != "shared" or float(config.relation__shrink) > 0)
 
 
 def downlink(state: ServerState, config: RunConfig) -> dict[str, Any]:
     """Return what a broadcast holds besides prototypes and weights, by field of ``wire.Broadcast``."""
     parts: dict[str, Any] = {}
-    if uses_relations(config) and config.anchors != "own":
+    if uses_relations(config):
         parts["relations"] = relation_target(state, config).float()
     if config.prototypes != "hyper":
         return parts
