@@ -693,7 +693,7 @@ def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, f
         model,
         client.data,
         local_settings(client),
-        _alignment(view, client.device),
+        _alignment(view, client),
         _batch_order(client, view),
         _anchoring(view, client),
     )
@@ -703,7 +703,7 @@ def _job(client: Client, model: FeatureModel, view: View) -> Job:
     member = Member(
         parameters={name: parameter.detach().clone() for name, parameter in model.named_parameters()},
         data=client.data,
-        alignment=_alignment(view, client.device),
+        alignment=_alignment(view, client),
         generator=_batch_order(client, view),
         anchoring=_anchoring(view, client),
     )
@@ -735,15 +735,15 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
         )
 
 
-def _alignment(view: View, device: torch.device) -> Alignment | None:
-    config = view.config
+def _alignment(view: View, client: Client) -> Alignment | None:
+    config, device = view.config, client.device
     if not config.structural:
         return None
-    loss, relations = LOSSES[config.structural], view.relations()
+    loss, relations = LOSSES[config.structural], view.relations(client.num_classes)
     if relations is not None and loss.relations is not None:
         present = relations.any(dim=1)
         target = loss.relations(relations, present)
-    elif (seen := view.prototypes()) is not None:
+    elif (seen := view.targets()) is not None:
         prototypes, present = seen
         target = loss.target(prototypes, present)
     else:

@@ -108,6 +108,8 @@ def _check_alignment(text: str) -> None:
     choices = dict.fromkeys((AUTO, "none", *LOSSES, *ANCHOR_TERMS))
     for term in terms:
         lookup(choices, "alignment", term)
+    if len(terms) > 1 and (alone := {AUTO, "none"}.intersection(terms)):
+        raise ConfigError(f"`{min(alone)}` stands alone in `alignment`, got {text!r}; name the terms to be joined by +")
     structural = [term for term in terms if term not in ANCHOR_TERMS]
     if len(structural) > 1 or len(set(terms)) < len(terms):
         raise ConfigError(
