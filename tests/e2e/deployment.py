@@ -9,12 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.e2e.processes import (
     ROOT,
     copy_of_the_code,
-    family,
     flower_environment,
     flwr,
     free_port,
@@ -128,10 +125,16 @@ def node(config: Path) -> Iterator[Process]:
         yield one
 
 
-def until_at_work(one: Process, limit_s: float, what: str) -> None:
-    """Wait until a node begins to work on a message: a process for it has started."""
-    until(lambda: not _at_work(one.pid), limit_s, f"the end of the message before {what}", one)
-    until(lambda: _at_work(one.pid), limit_s, what, one)
+def until_at_work(config: Path, one: Process) -> None:
+    """Wait until a node begins to work on a message: it has all of it, and a process for it has started."""
+    log = config.parent / "node.log"
+
+    def begun() -> int:
+        text = log.read_text()
+        return min(map(text.count, ("Received successfully", "Start `flwr-clientapp` process")))
+
+    before = begun()
+    until(lambda: begun() > before, 120, f"a message to {config.parent.name}", one)
 
 
 def trained(folder: Path, client: str) -> list[dict[str, Any]]:
@@ -142,11 +145,3 @@ def trained(folder: Path, client: str) -> list[dict[str, Any]]:
 def missed(folder: Path, client: str, since: int) -> set[int]:
     """Return the rounds after a round that ended without a client."""
     return set(range(since + 1, rounds_done(folder) + 1)) - {line["round"] for line in trained(folder, client)}
-
-
-def _at_work(pid: int) -> bool:
-    for process in family(pid):
-        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
-            if "flwr-clientapp" in " ".join(process.cmdline()):
-                return True
-    return False

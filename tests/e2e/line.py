@@ -14,9 +14,9 @@ _LIMIT_S = 10
 class Line:
     """Passes on what comes to its port, as it is, until it is cut; TLS notices nothing.
 
-    A connection that is there when the line is cut falls silent, as with a cable that was pulled: nothing comes through,
-    not even that an end closed it. New ones are refused. A dead cable would leave them unanswered, but here the kernel
-    answers them; TLS would then wait for its first reply in vain, which Flower takes for a wrong certificate, and gives up.
+    A connection that is there when the line is cut falls silent, as with a cable that was pulled: nothing comes
+    through, not even that an end closed it. New ones are refused. A dead cable would leave them unanswered, but here
+    the kernel answers them; TLS would then wait in vain, which Flower takes for a wrong certificate, and gives up.
 
     When the line is mended, connections from before are closed. What was held back in them is lost: no request arrives
     that its sender has long given up.

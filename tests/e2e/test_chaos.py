@@ -14,22 +14,23 @@ from tests.e2e.processes import alive, kill, lines, rounds_done, runs_of, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-MODELS = {"node-0": "cnn", "node-1": "mlp"}
+MODELS = {"node-0": "resnet", "node-1": "cnn"}
 # A round waits for a node that is gone until the SuperLink misses it, not until this.
 TIMEOUT = "round-timeout=180.0"
 
 
 def test_a_node_that_is_cut_off_is_left_out_until_it_is_back(tmp_path: Path, pictures: Path) -> None:
-    rounds = 12
+    rounds = 10
     there = Deployment(tmp_path, MODELS, pictures)
     with there.superlink(), Line(there.port) as line, contextlib.ExitStack() as stack:
         there.connect()
         there.ours("keys", "enrol")
         stack.enter_context(node(there.configure("node-0", there.port)))
-        lost = stack.enter_context(node(there.configure("node-1", line.port)))
+        config = there.configure("node-1", line.port)
+        lost = stack.enter_context(node(config))
         federation, folder = stack.enter_context(there.run(f"rounds={rounds} {TIMEOUT}"))
         until(lambda: rounds_done(folder) >= 1, 300, "round 1", federation)
-        until_at_work(lost, 60, "a message to node-1")
+        until_at_work(config, lost)
         line.cut()
         at = rounds_done(folder)
         mine = tmp_path / "node-1" / "state" / "models"
@@ -66,10 +67,11 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path: Path, pictures: 
         link = stack.enter_context(there.superlink())
         there.connect()
         there.ours("keys", "enrol")
-        nodes = {name: stack.enter_context(node(there.configure(name, there.port))) for name in MODELS}
+        configs = [there.configure(name, there.port) for name in MODELS]
+        nodes = [stack.enter_context(node(config)) for config in configs]
         federation, folder = stack.enter_context(there.run(f"rounds={rounds} {TIMEOUT}"))
         until(lambda: rounds_done(folder) >= 2, 300, "round 2", federation)
-        until_at_work(nodes["node-0"], 60, "a message to node-0")
+        until_at_work(configs[0], nodes[0])
         killed = kill(link.pid)  # with the ServerApp, as a power cut does
         assert not alive(killed)
         at = rounds_done(folder)
@@ -79,7 +81,7 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path: Path, pictures: 
         link = stack.enter_context(there.superlink())
         until(broken, 240, "the end of the broken run", link)
         there.ours("resume", folder.name.rpartition("-")[2], "--connection", "isoproto", limit_s=400)
-        assert [one.poll() for one in nodes.values()] == [None, None], "nodes come back by themselves"
+        assert [one.poll() for one in nodes] == [None, None], "nodes come back by themselves"
         now = json.loads(there.ours("status", "--json", "--connection", "isoproto"))
         assert {one["client"]: one["online"] for one in now["clients"]} == dict.fromkeys(MODELS, True)
 

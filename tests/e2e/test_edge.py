@@ -34,11 +34,11 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
         live = json.loads(there.ours("status", "--json", "--connection", "isoproto"))
         assert live["state"] == "running"
         assert {one["client"]: one["online"] for one in live["clients"]} == dict.fromkeys(models, True)
-        until_at_work(nodes["node-1"], 60, "a message to node-1")
+        until_at_work(configs["node-1"], nodes["node-1"])
         kill(nodes["node-1"].pid)
         at = rounds_done(folder)
         assert list((tmp_path / "node-1" / "state" / "models").rglob("*.safetensors"))
-        # For 60 s after its last heartbeat it is taken for alive, and the round waits; it would be refused if it came back.
+        # For 60 s after its last heartbeat it is taken for alive: the round waits, and it would be refused.
         until(lambda: missed(folder, "node-1", at), 240, "a round without node-1", federation)
         stack.enter_context(node(configs["node-1"]))
         until(lambda: trained(folder, "node-1")[-1]["round"] > at, 400, "node-1 again", federation)
