@@ -11,7 +11,7 @@ from tests.e2e.processes import kill, lines, rounds_done, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-ROUNDS = 10
+ROUNDS = 8
 
 
 def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: Path) -> None:
