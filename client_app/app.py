@@ -29,7 +29,6 @@ from client_app.training import (
     extract,
     predict,
     train,
-    wide,
 )
 from client_app.view import Own, View, needs_own, wants_gradients
 from isoproto import paths, wire
@@ -53,6 +52,7 @@ from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.own_code import is_own
+from isoproto.precision import wide
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
 from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
