@@ -29,7 +29,6 @@ from client_app.training import (
     extract,
     predict,
     train,
-    wide,
 )
 from client_app.view import Own, View, needs_own, wants_gradients
 from isoproto import paths, wire
@@ -53,6 +52,7 @@ from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.own_code import is_own
+from isoproto.precision import wide
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
 from models import FeatureModel, Head, ModelSpec, TextSpec, architecture_for, create_model, head_for
@@ -528,19 +528,19 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     """
     started = time.perf_counter()
     config, data = client.config, client.data
-    model, before, own = client.model(broadcast.experiment, before=broadcast.server_round)
-    client.install(model, broadcast.shared)
-    if broadcast.shared:  # the model is another than the one that was saved
-        before = own = None
-    if own is None and needs_own(config):
-        own = own_statistics(client, measure(client, model))
+    model, before, own = _opened(client, broadcast, before=broadcast.server_round)
+    early = wants_gradients(config) and config.hyper__grad_point == "before-training"
+    unknown = own is None and needs_own(config)
+    features = extract(model, data.train_x) if early or unknown else None
+    if unknown:
+        own = own_statistics(client, measure(client, model, features))
     view = View(config, client.name, broadcast, own)
     if before is None:
         before = evaluate_client(client, model, view)
     gradients: Tensor | None = None
     heads: tuple[Tensor, Tensor] | None = None
-    if wants_gradients(config) and config.hyper__grad_point == "before-training":
-        gradients, heads = class_gradients(client, model, view, extract(model, data.train_x))
+    if features is not None and early:
+        gradients, heads = class_gradients(client, model, view, features)
     if in_cohort(client):
         spent = time.perf_counter() - started
         trained = yield _job(client, model, view)
@@ -552,13 +552,14 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     else:
         losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
-    features = extract(model, data.train_x) if running is None or wants_gradients(config) else None
+    late = wants_gradients(config) and not early
+    features = extract(model, data.train_x) if running is None or late else None
     statistics = running or measure(client, model, features)
     own = own_statistics(client, statistics)
     # Features have moved, and so has their map into the server's frame.
     view = dataclasses.replace(view, own=own)
     after = evaluate_client(client, model, view)
-    if features is not None and config.hyper__grad_point == "after-training":
+    if features is not None and late:
         gradients, heads = class_gradients(client, model, view, features)
     contribution = _contribution(statistics, client)
     state = dict(model.state_dict())
@@ -579,10 +580,21 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     return wire.write_train_reply(reply, broadcast, client.name), finish
 
 
+def _opened(client: Client, broadcast: wire.Broadcast, before: int) -> Opened:
+    """Return a client's model with the server's weights in it, and what of the saved is true of this one."""
+    model, tested, own = client.model(broadcast.experiment, before)
+    client.install(model, broadcast.shared)
+    if broadcast.shared:
+        tested = None
+        own = own if client.config.share == "head" else None  # features do not depend on the head
+    return Opened(model, tested, own)
+
+
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     """Evaluate the client's own model as it stands after the round."""
-    model, _, own = client.model(broadcast.experiment, before=broadcast.server_round + 1)
-    client.install(model, broadcast.shared)
+    model, _, own = _opened(client, broadcast, before=broadcast.server_round + 1)
+    if own is None and client.config.frame != "shared" and broadcast.prototypes is not None:
+        own = own_statistics(client, measure(client, model))  # else the prototypes could not be mapped
     evaluation = evaluate_client(client, model, View(client.config, client.name, broadcast, own))
     return wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None
 

@@ -158,8 +158,8 @@ class RunConfig:
             above.
         hyper__optimizer: Optimiser of gradient matching; ``auto`` as above.
         hyper__head: The head that gradients are taken through: the averaged classifier (``shared``; needs ``share``
-            = head or model), one that the server trains on prototypes (``server``), or the nearest-prototype rule
-            (``prototype``); ``auto`` as above.
+            = head or model, and ``frame`` = shared), one that the server trains on prototypes (``server``), or the
+            nearest-prototype rule (``prototype``); ``auto`` as above.
         hyper__distance: Distance of gradients: ``cosine``, or the published code's ``coordinate_sign``.
         hyper__grad_weight: Weight of a client's gradient of a class in their mean: 1, or its samples of the class.
         hyper__grad_point: Gradients are taken after local training (the paper) or before (the published code).
@@ -277,8 +277,9 @@ class RunConfig:
 
     @property
     def learns(self) -> bool:
-        """Whether the server learns hyper-prototypes, so that clients have to send feature gradients."""
-        return self.prototypes == "hyper" and float(self.hyper__learning_rate) > 0
+        """Whether the server learns hyper-prototypes that its clients use, so that they have to send gradients."""
+        used = bool(self.anchored) and self.anchors == "global"
+        return self.prototypes == "hyper" and used and float(self.hyper__learning_rate) > 0
 
     @property
     def _terms(self) -> list[str]:

@@ -142,11 +142,12 @@ class PrototypeStrategy(Strategy):
         point = {k: v for k, v in dataclasses.asdict(cls.point).items() if getattr(config, k) == AUTO}
         config = dataclasses.replace(config, **point)
         weights = dict(zip(("lambda_", "gamma"), _WEIGHTS.get(config.structural, (0.0, 0.0)), strict=True))
-        head = "shared" if config.share in ("head", "model") else "prototype"
+        common = config.frame in (AUTO, "shared")
+        head = "shared" if config.share in ("head", "model") and common else "prototype"
         another = config.structural != dataclasses.replace(config, alignment=cls.point.alignment).structural
         own = {key: value for key, value in cls.defaults.items() if not (another and key in _OF_LOSS)}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
-        if config.frame not in (AUTO, "shared"):  # noise has no meaning in coordinates that are found first
+        if not common:  # noise has no meaning in coordinates that are found first
             chosen["hyper__init"] = "prototypes"
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
         if config.heads != "linear" and config.share in ("head", "model"):
@@ -160,6 +161,11 @@ class PrototypeStrategy(Strategy):
             raise ConfigError(
                 f"`hyper.head = shared` is the averaged classifier, and `share = {config.share}` averages none; "
                 "set share = 'head' (or 'model'), or hyper.head = 'prototype' or 'server'"
+            )
+        if config.prototypes == "hyper" and config.hyper__head == "shared" and config.frame != "shared":
+            raise ConfigError(
+                f"`hyper.head = shared` is a head for the clients' coordinates, and `frame = {config.frame}` takes "
+                "gradients in others; set hyper.head = 'prototype' or 'server', or frame = 'shared'"
             )
         if config.anchors == "private" and config.structural not in ("", *hyper.RELATIONAL):
             raise ConfigError(

@@ -218,6 +218,29 @@ def test_the_weights_of_a_methods_own_loss_are_not_those_of_another():
     assert (other.lambda_, other.gamma, other.missing) == (0.1, 0.1, "mask")
 
 
+@pytest.mark.parametrize("frame", ["procrustes", "gram"])
+def test_an_averaged_head_knows_nothing_of_another_frame(frame):
+    assert resolved(strategy="fedhpro", share="head").hyper__head == "shared"
+    assert resolved(strategy="fedhpro", share="head", frame=frame).hyper__head == "prototype"
+    with pytest.raises(ConfigError, match=rf"`hyper.head = shared` .* `frame = {frame}` .*hyper.head = 'prototype'"):
+        resolved(strategy="fedhpro", share="head", frame=frame, **{"hyper.head": "shared"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "learns"),
+    [
+        ({}, True),
+        ({"alignment": "gcsa"}, False),
+        ({"anchors": "own"}, False),
+        ({"anchors": "private"}, False),
+        ({"prototypes": "mean"}, False),
+        ({"hyper.learning-rate": 0}, False),
+    ],
+)
+def test_hyper_prototypes_are_learned_only_where_they_are_used(settings, learns):
+    assert resolved(strategy="isoproto", **settings).learns is learns
+
+
 # Rounds
 
 
