@@ -1,6 +1,7 @@
 """Data sets as folders of pictures, one folder a class."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -31,9 +32,7 @@ def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
     """
     where, side = split_number(argument)
     root = find("imagefolder", where, folder)
-    files = sorted(
-        path for path in root.rglob("*") if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
-    )
+    files = sorted(path for path in _walk(root) if path.suffix.lower() in _SUFFIXES and not path.name.startswith("."))
     if not files:
         raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class")
     places = [path.relative_to(root).parts[:-1] for path in files]
@@ -92,6 +91,16 @@ def dataset_of_files(
         domains=tuple(domains),
         source=str(root),
     )
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield all files below a folder; unlike a glob, an error where a folder cannot be read."""
+
+    def refuse(err: OSError) -> None:
+        raise err
+
+    for folder, _, names in os.walk(root, onerror=refuse):
+        yield from (Path(folder, name) for name in names)
 
 
 def _check_no_class_is_empty(root: Path, depth: int) -> None:
