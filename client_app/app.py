@@ -56,7 +56,7 @@ from isoproto.losses import LOSSES
 from isoproto.own_code import is_own
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
+from models import FeatureModel, Head, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -511,7 +511,7 @@ def in_cohort(client: Client) -> bool:
         config.cohort == "on"
         and config.augment == "none"
         and config.amp == "off"
-        and not client.spec.head
+        and not client.spec.head.hidden
         and pays(client.architecture, config.batch_size, client.device)
         and len(client.data.train_y) > 0
     )
@@ -724,7 +724,7 @@ def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, f
         model,
         client.data,
         local_settings(client),
-        _alignment(view, client.device),
+        _alignment(view, client),
         _batch_order(client, view),
         _anchoring(view, client),
     )
@@ -734,7 +734,7 @@ def _job(client: Client, model: FeatureModel, view: View) -> Job:
     member = Member(
         parameters={name: parameter.detach().clone() for name, parameter in model.named_parameters()},
         data=client.data,
-        alignment=_alignment(view, client.device),
+        alignment=_alignment(view, client),
         generator=_batch_order(client, view),
         anchoring=_anchoring(view, client),
     )
@@ -766,15 +766,15 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
         )
 
 
-def _alignment(view: View, device: torch.device) -> Alignment | None:
-    config = view.config
+def _alignment(view: View, client: Client) -> Alignment | None:
+    config, device = view.config, client.device
     if not config.structural:
         return None
-    loss, relations = LOSSES[config.structural], view.relations()
+    loss, relations = LOSSES[config.structural], view.relations(client.num_classes)
     if relations is not None and loss.relations is not None:
         present = relations.any(dim=1)
         target = loss.relations(relations, present)
-    elif (seen := view.prototypes()) is not None:
+    elif (seen := view.targets()) is not None:
         prototypes, present = seen
         target = loss.target(prototypes, present)
     else:
@@ -883,8 +883,8 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig, head: tuple[int, ...]) -> ModelSpec | TextSpec:
-    """Return what a model for a data set must fit, and the widths of its hidden layers.
+def _spec(dataset: Dataset, config: RunConfig, head: Head) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit, its head among it.
 
     Raises:
         ConfigError: If texts should be augmented as pictures are.

@@ -88,8 +88,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666, overwrite
     """Write a file so that a reader sees the old content or the new one, whatever happens in between.
 
     The content goes to a temporary name in the same folder, is flushed to the disk, and is renamed. The folder is not
-    flushed, which takes 5 ms more on ext4: after a power cut the old content may be back, and it is whole; a run goes on
-    from a round before just as well.
+    flushed, which takes 5 ms more on ext4: after a power cut the old content may be back, and it is whole; a run goes
+    on from a round before just as well.
 
     Args:
         path: The file.

@@ -68,6 +68,7 @@ DATASETS: dict[str, Loader] = {
     "office_caltech": functools.partial(load_named, name="office_caltech"),
     "mnist": functools.partial(load_named, name="mnist"),
     "fashionmnist": functools.partial(load_named, name="fashionmnist"),
+    "femnist": functools.partial(load_named, name="femnist"),
     "usps": functools.partial(load_named, name="usps"),
     "svhn": functools.partial(load_named, name="svhn"),
     "syn": functools.partial(load_named, name="syn"),

@@ -1,5 +1,6 @@
 """Hyper-prototypes, frames and relations in whole federations."""
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -130,6 +131,9 @@ def test_settings_that_contradict_each_other_are_refused(federation):
         federation.run(settings={"alignment": "gcsa+mse"})
     with pytest.raises(ConfigError, match=r"unknown alignment 'hpcll'.*did you mean 'hpcl'"):
         federation.run(settings={"alignment": "gcsa+hpcll"})
+    for alone in ("auto", "none"):
+        with pytest.raises(ConfigError, match=f"`{alone}` stands alone in `alignment`, got '{alone}\\+hpcl'"):
+            federation.run(settings={**FLAGSHIP, "alignment": f"{alone}+hpcl"})
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,31 @@ def test_a_retrained_classifier_takes_the_place_of_the_averaged_one(federation):
         a["bytes"]["up_rows"] - b["bytes"]["up_rows"] for a, b in zip(run.of("round"), plain.of("round"), strict=True)
     ]
     assert extra == [14 * 4 * (4 * 8 + 4)] * 2
+
+
+@pytest.mark.parametrize("point", ["after-training", "before-training"])
+def test_gradients_are_matched_through_the_head_that_clients_took_them_through(federation, monkeypatch, point):
+    """It is never the one that was just trained anew: that one is close to nobody's."""
+    matched, averaged, retrained = [], [], []
+
+    def spied(name, seen, of):
+        module, _, function = name.rpartition(".")
+        original = getattr(importlib.import_module(module), function)
+
+        def spy(*arguments, **options):
+            result = original(*arguments, **options)
+            seen.append(of(arguments, result))
+            return result
+
+        monkeypatch.setattr(name, spy)
+
+    spied("strategies.hyper.match_gradients", matched, lambda arguments, _: arguments[1])
+    spied("strategies.base.average_tensors", averaged, lambda _, result: result["head.weight"])
+    spied("strategies.hyper.train_classifier", retrained, lambda _, result: result[0])
+    settings = {"strategy": "fedhpro", "models": "cnn", "rounds": 2, "hyper.retrain": "creff"}
+    assert federation.run(settings={**settings, "hyper.grad-point": point}).failures() == {}
+    wanted = averaged if point == "after-training" else [averaged[0], retrained[0]]
+    assert [*map(torch.equal, matched, wanted)] == [True] * 2
 
 
 def test_zero_gradients_teach_nothing(federation):

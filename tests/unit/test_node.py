@@ -20,7 +20,7 @@ from isoproto.errors import ConfigError, DataError, StateError
 from isoproto.node import NodeConfig
 from isoproto.own_code import own_callable
 from isoproto.status import newest_run, run_status
-from models import ModelSpec, create_model
+from models import ModelSpec, TextSpec, create_model
 
 ROOT = Path(__file__).parents[2]
 SPEC = ModelSpec(channels=1, height=12, width=12, feature_dim=16, num_classes=3)
@@ -77,6 +77,14 @@ class Log(nn.Module):
         return (x * 0 - 1).log()
 
 
+def vectors(spec):
+    return nn.Embedding(spec.vocabulary, spec.length)
+
+
+def words(spec):
+    return nn.Sequential(vectors(spec), nn.Flatten())
+
+
 def number(spec):
     return 3
 
@@ -119,6 +127,16 @@ def test_an_own_model_of_any_width_fits_the_federation(own, name, linear):
     assert features.shape == (5, 16)
     features.sum().backward()
     assert all(p.grad is not None for p in model.base.parameters())
+
+
+def test_an_own_model_for_texts_is_told_of_them_and_tried_on_token_ids(own):
+    spec = TextSpec(vocabulary=30, length=7, feature_dim=16, num_classes=2)
+    model = create_model(f"{own}:words", spec, seed=3)
+    assert model.base.extractor[0].weight.shape == (30, 7)
+    tokens = torch.tensor([[1, 2, 3, 0, 0, 0, 0], [29, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    assert model.features(tokens).shape == (2, 16)
+    with pytest.raises(ConfigError, match=r"must map texts \(2, 7\) to features \[2, L\], got \(2, 7, 7\)"):
+        create_model(f"{own}:vectors", spec, seed=3)
 
 
 def test_an_own_model_is_a_function_of_the_seed_and_untouched_by_its_trial(own):
