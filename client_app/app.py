@@ -47,6 +47,7 @@ from isoproto.data import (
     split_clients,
     with_classes,
 )
+from isoproto.data.folders import data_folder, lies_in
 from isoproto.errors import ConfigError, DivergenceError, StateError, WireError
 from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
@@ -136,6 +137,7 @@ class Client:
             _check_trusted("models", architecture, is_own(architecture), name)
         if "data" not in node:
             _check_trusted("data", config.data, config.data.startswith("module:"), name)
+        _check_places(config, node, name)
         threads = int(node.get("threads", 1))
         if torch.get_num_threads() != threads:  # setting it forgets all prepared convolutions: 8 % of a small client
             torch.set_num_threads(threads)
@@ -273,6 +275,28 @@ def _check_trusted(key: str, value: str, own_code: bool, client: str) -> None:
         raise ConfigError(
             f"client {client}: the server's run config names code for this device to import, `{key} = {value!r}`; only "
             f"the node's own configuration may. Set `{'model' if key == 'models' else key}` there"
+        )
+
+
+def _check_places(config: RunConfig, node: Mapping[str, Any], client: str) -> None:
+    """Refuse folders that a server names: on a device, only its owner says where a run may read and write.
+
+    Raises:
+        ConfigError: If a real node was asked to leave them.
+    """
+    if _simulated():
+        return
+    folder = data_folder(str(node.get("data-dir", "")))
+    if "data" not in node and not lies_in(folder, config.data, config.data_dir):
+        raise ConfigError(
+            f"client {client}: the server's run config names data outside of this node's folder for it, {folder}: "
+            f"`data = {config.data!r}`, `data-dir = {config.data_dir!r}`. Name data by a path below that folder, or "
+            "let the node's owner set `data-dir` or `data` in its own configuration"
+        )
+    if config.state_dir and "state-dir" not in node:
+        raise ConfigError(
+            f"client {client}: the server's run config names a folder of this device to write to, `state-dir = "
+            f"{config.state_dir!r}`; only the node's own configuration may. Leave it out of the run config"
         )
 
 
@@ -648,7 +672,7 @@ def class_gradients(
     labels = client.data.train_y
     if config.hyper__grad_samples:
         generator = torch_generator(config.seed, "gradients", view.broadcast.server_round, client.name)
-        index = _some_of_each(labels, config.hyper__grad_samples, generator)
+        index = _some_of_each(labels, max(config.hyper__grad_samples, config.min_class_samples), generator)
         features, labels = features[index.to(features.device)], labels[index]
     labels = labels.to(features.device)
     classifier = None
@@ -685,9 +709,16 @@ def choose_device(name: str) -> torch.device:
         found.insert(0, "mps")
     if name == "auto":
         return torch.device(found[0])
-    if name.split(":")[0] not in found:
-        raise ConfigError(f"`device` {name!r} is not on this machine, which has {found}; `auto` takes what there is")
-    return torch.device(name)
+    reason = ""
+    if name.split(":")[0] in found:
+        try:
+            torch.empty(0, device=name)
+            return torch.device(name)
+        except RuntimeError as err:  # a number that is none, or that no device has
+            reason = f" ({str(err).splitlines()[0]})"
+    raise ConfigError(
+        f"`device` {name!r} is not on this machine, which has {found}{reason}; `auto` takes what there is"
+    )
 
 
 def _open(message: Message, node_config: Mapping[str, Any], node_id: int) -> tuple[Client, wire.Broadcast]:

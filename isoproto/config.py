@@ -163,7 +163,8 @@ class RunConfig:
         hyper__distance: Distance of gradients: ``cosine``, or the published code's ``coordinate_sign``.
         hyper__grad_weight: Weight of a client's gradient of a class in their mean: 1, or its samples of the class.
         hyper__grad_point: Gradients are taken after local training (the paper) or before (the published code).
-        hyper__grad_samples: Samples of a class that gradients are taken of, as in the published code; 0: all.
+        hyper__grad_samples: Samples of a class that gradients are taken of, as in the published code, but
+            ``min_class_samples`` at least; 0: all.
         hyper__retrain: ``creff``: the server replaces the averaged classifier by one that it trains on features made
             of classifier gradients, as the published code does for long-tailed data.
         hyper__margin: Margin of HPCL: ``none``; the paper's, with its ``literal`` divisor or a true mean over the

@@ -52,6 +52,23 @@ def find(name: str, argument: str, folder: Path) -> Path:
     return path
 
 
+def lies_in(folder: Path, name: str, data_dir: str) -> bool:
+    """Return whether all that a data set's name can mean lies in a folder, links followed; nothing of it is read.
+
+    Args:
+        folder: The folder.
+        name: Of the data set, such as ``npz:FILE``.
+        data_dir: See ``data_folder``.
+
+    Example:
+        >>> [lies_in(Path("/srv"), name, "/srv/a") for name in ("npz:x", "npz:/srv/x", "csv:../../x", "npz:/etc/x")]
+        [True, True, False, False]
+    """
+    start, argument = data_folder(data_dir), name.partition(":")[2]
+    meant = [start / Path(part).expanduser() for part in ("", argument, split_number(argument)[0])]
+    return all(path.resolve().is_relative_to(folder.resolve()) for path in meant)
+
+
 def split_number(argument: str) -> tuple[str, int | None]:
     """Return what stands before and behind the ``@`` of a data set's argument, if that ends in a number > 0.
 

@@ -1,5 +1,6 @@
 """Data sets as folders of pictures, one folder a class."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ def read_tree(root: Path, side: int | None = None, *, upright: bool = False) -> 
         kinds = ", ".join(f"{count} of {suffix}" for suffix, count in sorted(others.items()))
         warn_once(f"{root}: {others.total()} files are no pictures by their names and are passed over: {kinds}")
     if not files:
-        raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class")
+        got = sorted(os.listdir(root))[:5]
+        raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class, got {got or 'nothing'}")
     places = [path.relative_to(root).parts[:-1] for path in files]
     has_parts = {place[0] for place in places if place} <= _PARTS.keys()
     test = [has_parts and _PARTS[place[0]] for place in places]
@@ -85,7 +87,7 @@ def refuse_empty(folders: Iterable[Path], holding: Collection[Path]) -> None:
     """
     for folder in folders:
         if folder not in holding:
-            got = sorted(path.name for path in folder.glob("*"))[:5]
+            got = sorted(os.listdir(folder))[:5]  # unlike a glob, fails where this user may not look
             link = " (links to folders are not followed)" if folder.is_symlink() else ""
             raise DataError(
                 f"{folder}: no picture in this folder{link}, so a part, domain or class would be lost; got "

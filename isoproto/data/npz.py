@@ -62,8 +62,9 @@ def count_samples(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator["_Reader"]:
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
+    with path.open("rb") as file:  # else a file that this user may not read counts as none of these
+        if not zipfile.is_zipfile(file):
+            raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
     try:
         opened = np.load(path, allow_pickle=False)
     except _UNREADABLE as err:
