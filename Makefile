@@ -42,7 +42,7 @@ unit: setup ## unit, property, contract and in-process federation tests
 smoke: setup ## one real flwr run with Ray: 4 nodes, 2 rounds
 	$(BIN)/pytest -q -m smoke tests/e2e
 
-e2e: setup ## the longer real runs: kills and resume, 200 nodes, processes
+e2e: setup ## the longer real runs: kills, a cut line and resume, 200 nodes, processes
 	$(BIN)/pytest -q -m e2e tests/e2e
 
 compose-test: setup ## the shipped compose file on a running Docker engine: built, trained with, broken, mended

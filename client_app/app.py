@@ -29,7 +29,6 @@ from client_app.training import (
     extract,
     predict,
     train,
-    wide,
 )
 from client_app.view import Own, View, needs_own, wants_gradients
 from isoproto import paths, wire
@@ -48,14 +47,16 @@ from isoproto.data import (
     split_clients,
     with_classes,
 )
+from isoproto.data.folders import data_folder, lies_in
 from isoproto.errors import ConfigError, DivergenceError, StateError, WireError
 from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.losses import LOSSES
 from isoproto.own_code import is_own
+from isoproto.precision import wide
 from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, ModelSpec, TextSpec, architecture_for, create_model, head_for
+from models import FeatureModel, Head, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -136,6 +137,7 @@ class Client:
             _check_trusted("models", architecture, is_own(architecture), name)
         if "data" not in node:
             _check_trusted("data", config.data, config.data.startswith("module:"), name)
+        _check_places(config, node, name)
         threads = int(node.get("threads", 1))
         if torch.get_num_threads() != threads:  # setting it forgets all prepared convolutions: 8 % of a small client
             torch.set_num_threads(threads)
@@ -273,6 +275,28 @@ def _check_trusted(key: str, value: str, own_code: bool, client: str) -> None:
         raise ConfigError(
             f"client {client}: the server's run config names code for this device to import, `{key} = {value!r}`; only "
             f"the node's own configuration may. Set `{'model' if key == 'models' else key}` there"
+        )
+
+
+def _check_places(config: RunConfig, node: Mapping[str, Any], client: str) -> None:
+    """Refuse folders that a server names: on a device, only its owner says where a run may read and write.
+
+    Raises:
+        ConfigError: If a real node was asked to leave them.
+    """
+    if _simulated():
+        return
+    folder = data_folder(str(node.get("data-dir", "")))
+    if "data" not in node and not lies_in(folder, config.data, config.data_dir):
+        raise ConfigError(
+            f"client {client}: the server's run config names data outside of this node's folder for it, {folder}: "
+            f"`data = {config.data!r}`, `data-dir = {config.data_dir!r}`. Name data by a path below that folder, or "
+            "let the node's owner set `data-dir` or `data` in its own configuration"
+        )
+    if config.state_dir and "state-dir" not in node:
+        raise ConfigError(
+            f"client {client}: the server's run config names a folder of this device to write to, `state-dir = "
+            f"{config.state_dir!r}`; only the node's own configuration may. Leave it out of the run config"
         )
 
 
@@ -487,7 +511,7 @@ def in_cohort(client: Client) -> bool:
         config.cohort == "on"
         and config.augment == "none"
         and config.amp == "off"
-        and not client.spec.head
+        and not client.spec.head.hidden
         and pays(client.architecture, config.batch_size, client.device)
         and len(client.data.train_y) > 0
     )
@@ -528,19 +552,19 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     """
     started = time.perf_counter()
     config, data = client.config, client.data
-    model, before, own = client.model(broadcast.experiment, before=broadcast.server_round)
-    client.install(model, broadcast.shared)
-    if broadcast.shared:  # the model is another than the one that was saved
-        before = own = None
-    if own is None and needs_own(config):
-        own = own_statistics(client, measure(client, model))
+    model, before, own = _opened(client, broadcast, before=broadcast.server_round)
+    early = wants_gradients(config) and config.hyper__grad_point == "before-training"
+    unknown = own is None and needs_own(config)
+    features = extract(model, data.train_x) if early or unknown else None
+    if unknown:
+        own = own_statistics(client, measure(client, model, features))
     view = View(config, client.name, broadcast, own)
     if before is None:
         before = evaluate_client(client, model, view)
     gradients: Tensor | None = None
     heads: tuple[Tensor, Tensor] | None = None
-    if wants_gradients(config) and config.hyper__grad_point == "before-training":
-        gradients, heads = class_gradients(client, model, view, extract(model, data.train_x))
+    if features is not None and early:
+        gradients, heads = class_gradients(client, model, view, features)
     if in_cohort(client):
         spent = time.perf_counter() - started
         trained = yield _job(client, model, view)
@@ -552,13 +576,14 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     else:
         losses, running = _train(client, model, view)
     _require_finite(client, model, losses)
-    features = extract(model, data.train_x) if running is None or wants_gradients(config) else None
+    late = wants_gradients(config) and not early
+    features = extract(model, data.train_x) if running is None or late else None
     statistics = running or measure(client, model, features)
     own = own_statistics(client, statistics)
     # Features have moved, and so has their map into the server's frame.
     view = dataclasses.replace(view, own=own)
     after = evaluate_client(client, model, view)
-    if features is not None and config.hyper__grad_point == "after-training":
+    if features is not None and late:
         gradients, heads = class_gradients(client, model, view, features)
     contribution = _contribution(statistics, client)
     state = dict(model.state_dict())
@@ -579,10 +604,21 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     return wire.write_train_reply(reply, broadcast, client.name), finish
 
 
+def _opened(client: Client, broadcast: wire.Broadcast, before: int) -> Opened:
+    """Return a client's model with the server's weights in it, and what of the saved is true of this one."""
+    model, tested, own = client.model(broadcast.experiment, before)
+    client.install(model, broadcast.shared)
+    if broadcast.shared:
+        tested = None
+        own = own if client.config.share == "head" else None  # features do not depend on the head
+    return Opened(model, tested, own)
+
+
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Answer:
     """Evaluate the client's own model as it stands after the round."""
-    model, _, own = client.model(broadcast.experiment, before=broadcast.server_round + 1)
-    client.install(model, broadcast.shared)
+    model, _, own = _opened(client, broadcast, before=broadcast.server_round + 1)
+    if own is None and client.config.frame != "shared" and broadcast.prototypes is not None:
+        own = own_statistics(client, measure(client, model))  # else the prototypes could not be mapped
     evaluation = evaluate_client(client, model, View(client.config, client.name, broadcast, own))
     return wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None
 
@@ -636,7 +672,7 @@ def class_gradients(
     labels = client.data.train_y
     if config.hyper__grad_samples:
         generator = torch_generator(config.seed, "gradients", view.broadcast.server_round, client.name)
-        index = _some_of_each(labels, config.hyper__grad_samples, generator)
+        index = _some_of_each(labels, max(config.hyper__grad_samples, config.min_class_samples), generator)
         features, labels = features[index.to(features.device)], labels[index]
     labels = labels.to(features.device)
     classifier = None
@@ -673,9 +709,16 @@ def choose_device(name: str) -> torch.device:
         found.insert(0, "mps")
     if name == "auto":
         return torch.device(found[0])
-    if name.split(":")[0] not in found:
-        raise ConfigError(f"`device` {name!r} is not on this machine, which has {found}; `auto` takes what there is")
-    return torch.device(name)
+    reason = ""
+    if name.split(":")[0] in found:
+        try:
+            torch.empty(0, device=name)
+            return torch.device(name)
+        except RuntimeError as err:  # a number that is none, or that no device has
+            reason = f" ({str(err).splitlines()[0]})"
+    raise ConfigError(
+        f"`device` {name!r} is not on this machine, which has {found}{reason}; `auto` takes what there is"
+    )
 
 
 def _open(message: Message, node_config: Mapping[str, Any], node_id: int) -> tuple[Client, wire.Broadcast]:
@@ -693,7 +736,7 @@ def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, f
         model,
         client.data,
         local_settings(client),
-        _alignment(view, client.device),
+        _alignment(view, client),
         _batch_order(client, view),
         _anchoring(view, client),
     )
@@ -703,7 +746,7 @@ def _job(client: Client, model: FeatureModel, view: View) -> Job:
     member = Member(
         parameters={name: parameter.detach().clone() for name, parameter in model.named_parameters()},
         data=client.data,
-        alignment=_alignment(view, client.device),
+        alignment=_alignment(view, client),
         generator=_batch_order(client, view),
         anchoring=_anchoring(view, client),
     )
@@ -735,15 +778,15 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
         )
 
 
-def _alignment(view: View, device: torch.device) -> Alignment | None:
-    config = view.config
+def _alignment(view: View, client: Client) -> Alignment | None:
+    config, device = view.config, client.device
     if not config.structural:
         return None
-    loss, relations = LOSSES[config.structural], view.relations()
+    loss, relations = LOSSES[config.structural], view.relations(client.num_classes)
     if relations is not None and loss.relations is not None:
         present = relations.any(dim=1)
         target = loss.relations(relations, present)
-    elif (seen := view.prototypes()) is not None:
+    elif (seen := view.targets()) is not None:
         prototypes, present = seen
         target = loss.target(prototypes, present)
     else:
@@ -852,8 +895,8 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig, head: tuple[int, ...]) -> ModelSpec | TextSpec:
-    """Return what a model for a data set must fit, and the widths of its hidden layers.
+def _spec(dataset: Dataset, config: RunConfig, head: Head) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit, its head among it.
 
     Raises:
         ConfigError: If texts should be augmented as pictures are.

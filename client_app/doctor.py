@@ -13,18 +13,18 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from client_app.app import Client, build_model, choose_device, local_settings
 from client_app.training import train
 from isoproto.data import class_counts
-from isoproto.errors import DataError, IsoprotoError
+from isoproto.errors import DataError, FederationError, IsoprotoError
 from isoproto.fingerprint import package_folder
 from isoproto.node import NodeConfig
 from isoproto.seeding import torch_generator
@@ -38,6 +38,8 @@ _FAST_S, _SLOW_S = 5.0, 300.0
 _MIB = 2**20
 _SUPERNODE_MIB = 200  # the SuperNode and the process that starts others: what importing flwr 1.42 takes, and some
 _GENERATIONS = 4  # model files that lie side by side at most
+_NEW_CERTIFICATE = "take ca.pem anew from whoever runs the SuperLink, over a channel you trust"
+_ASK_OPERATOR = "the SuperLink is down or starting, or the port is another service's: wait, then ask its operator"
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvhost-ctrl")  # a desktop's or server's, a Jetson's
 
 
@@ -68,13 +70,20 @@ def examine(config: NodeConfig, feature_dim: int = 128) -> Iterator[Finding]:
         feature_dim: Width d of the federation's features, for the batch that is trained.
     """
     yield _packages()
+    yield _user()
+    yield _ports(config)
     name = _name(config)
     yield name
     link = _link(config) if name.state == "ok" else None
     yield link or _skipped("link", "the name is not known")
-    reached = link is not None and link.state in ("ok", "warning")
-    yield _clock(config) if reached else _skipped("clock", "the SuperLink cannot be asked")
-    yield _key(config, reached=reached)
+    answer: _Answer | None = None
+    if link is None or link.state == "failed":
+        yield _skipped("superlink", "there is no link")
+    else:
+        superlink, answer = _superlink(config)
+        yield superlink
+    yield _clock(answer) if answer else _skipped("clock", "the SuperLink cannot be asked")
+    yield _key(config, reached=answer is not None)
     gpu = _gpu(config)
     yield gpu
     if gpu.state == "failed":
@@ -115,7 +124,7 @@ def _packages() -> Finding:
         except importlib.metadata.PackageNotFoundError:
             wrong += [] if package.name in _NOT_ON_A_NODE else [f"{package.name} is missing"]
             continue
-        if version.split("+")[0] not in package.specifier:
+        if not package.specifier.contains(version, prereleases=True):  # NVIDIA's torch is 2.5.0a0+872d972e41.nv24.8
             wrong.append(f"{package.name} is {version}, wanted {package.specifier}")
         if package.name in ("flwr", "torch"):
             found.append(f"{package.name} {version}")
@@ -129,6 +138,47 @@ def _packages() -> Finding:
 
 # Drawn reports and torchvision's models are for those who use them.
 _NOT_ON_A_NODE = ("matplotlib", "torchvision")
+
+
+def _user() -> Finding:
+    if os.geteuid() == 0:
+        text = "these checks run as root, who may read and write what the node's user may not"
+        return Finding("user", "warning", text, "run them as the node's user: sudo -u isoproto isoproto doctor")
+    return Finding("user", "ok", f"number {os.geteuid()}, whom the node must run as too")
+
+
+def _ports(config: NodeConfig) -> Finding:
+    """See whether the node can have its local ports."""
+    ports = {"runtime-port": config.runtime_port, "health-port": config.health_port}
+    taken = [f"`{key}` {port}: {reason}" for key, port in ports.items() if port and (reason := _taken(port))]
+    if not taken:
+        return Finding("ports", "ok", f"{', '.join(str(port) for port in ports.values() if port)} can be had")
+    text = "; ".join(taken)
+    if _runs(config):
+        return Finding("ports", "warning", f"{text}: this node is running", "stop it before it is started anew")
+    advice = "choose another port, a different one for each node of a machine, or end the program that has it"
+    return Finding("ports", "failed", text, advice)
+
+
+def _taken(port: int) -> str:
+    """Return why nobody can listen at a local port; empty if one can."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError as err:
+            return os.strerror(err.errno or 0)
+    return ""
+
+
+def _runs(config: NodeConfig) -> bool:
+    """Whether this node's own SuperNode is there, as far as this system tells."""
+    node_file = os.fsencode(config.node_file)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended since, or is none of our business
+            if node_file in path.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def _address(config: NodeConfig) -> tuple[str, int]:
@@ -158,18 +208,24 @@ def _link(config: NodeConfig) -> Finding:
     """Connect, and shake hands as a SuperNode does."""
     host, port = _address(config)
     try:
+        context = None if config.insecure else _context(config)
+    except OSError as err:
+        reason = (getattr(err, "reason", None) or err.strerror or str(err)).lower().replace("_", " ")
+        text = f"{config.root_certificates} cannot be used as the authority's certificate: {reason}"
+        return Finding("link", "failed", text, _NEW_CERTIFICATE)
+    try:
         with socket.create_connection((host, port), timeout=_CALL_S) as plain:
-            if config.insecure:
+            if context is None:
                 text, advice = (
                     f"{config.superlink} answers, without TLS",
                     "use `insecure` for trials on one machine only",
                 )
                 return Finding("link", "warning", text, advice)
-            with _context(config).wrap_socket(plain, server_hostname=host) as secure:
+            with context.wrap_socket(plain, server_hostname=host) as secure:
                 return Finding("link", "ok", f"{config.superlink} answers with {secure.version()}")
     except ssl.SSLCertVerificationError as err:
         reason = err.verify_message
-        advice = "take ca.pem anew from whoever runs the SuperLink, over a channel you trust"
+        advice = _NEW_CERTIFICATE
         if "not valid for" in reason or "mismatch" in reason:
             advice = f"its operator adds this name: isoproto keys renew --host {host}"
         elif "not yet valid" in reason or "expired" in reason:
@@ -187,8 +243,16 @@ def _link(config: NodeConfig) -> Finding:
         return Finding("link", "failed", f"{config.superlink} does not answer: {err.strerror or err}", advice)
 
 
-def _clock(config: NodeConfig) -> Finding:
-    """Compare this clock with the ``Date`` of an HTTP answer, which is good to a second."""
+class _Answer(NamedTuple):
+    """When the SuperLink was asked by our clock, when it answered, and its own time as it told it."""
+
+    before: float
+    after: float
+    date: str | None
+
+
+def _superlink(config: NodeConfig) -> tuple[Finding, _Answer | None]:
+    """Ask the SuperLink whether it serves; a proxy before it shakes hands also where it is down."""
     host, port = _address(config)
     if config.insecure:
         connection: http.client.HTTPConnection = http.client.HTTPConnection(host, port, timeout=_CALL_S)
@@ -198,13 +262,25 @@ def _clock(config: NodeConfig) -> Finding:
         before = time.time()
         connection.request("GET", "/health")
         answer = connection.getresponse()
-        after = time.time()
-        told = parsedate_to_datetime(answer.headers["Date"]).timestamp() + 0.5  # it is cut to whole seconds
-    except (OSError, http.client.HTTPException, TypeError, ValueError) as err:
-        return Finding("clock", "warning", f"the SuperLink does not tell its time: {err}", "keep this clock on NTP")
+        heard = _Answer(before, time.time(), answer.headers["Date"])
+    except (OSError, http.client.HTTPException) as err:
+        reason = f"{config.superlink} does not answer /health: {err}"
+        return Finding("superlink", "failed", reason, _ASK_OPERATOR), None
     finally:
         connection.close()
-    ahead, error = (before + after) / 2 - told, (after - before) / 2 + 0.5
+    if answer.status != http.client.OK:
+        reason = f"{config.superlink} answers /health with {answer.status} {answer.reason}"
+        return Finding("superlink", "failed", reason, _ASK_OPERATOR), None
+    return Finding("superlink", "ok", "it serves"), heard
+
+
+def _clock(answer: _Answer) -> Finding:
+    """Compare this clock with the ``Date`` of an HTTP answer, which is good to a second."""
+    try:
+        told = parsedate_to_datetime(answer.date or "").timestamp() + 0.5  # it is cut to whole seconds
+    except (TypeError, ValueError) as err:
+        return Finding("clock", "warning", f"the SuperLink does not tell its time: {err}", "keep this clock on NTP")
+    ahead, error = (answer.before + answer.after) / 2 - told, (answer.after - answer.before) / 2 + 0.5
     side = "ahead of" if ahead > 0 else "behind"
     text = f"{abs(ahead):.1f} s {side} the SuperLink's (known to {error:.1f} s)"
     advice = (
@@ -232,16 +308,18 @@ def _key(config: NodeConfig, *, reached: bool) -> Finding:
     path = Path(config.private_key)
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
+    except OSError as err:
+        return Finding("key", "failed", f"cannot read {path}: {err.strerror}", "give it to the node's user: chown")
     except Exception as err:
         return Finding("key", "failed", f"{path} is no private key: {err}", "copy it anew, or ask for another one")
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         return Finding("key", "failed", f"{path} is not an elliptic-curve key", "use one of `isoproto keys add NODE`")
-    if path.stat().st_mode & 0o077:
-        return Finding("key", "failed", f"others on this device can read {path}", f"chmod 600 {path}")
     if not reached:
         return Finding("key", "warning", "readable; whether it is enrolled is not known", "mend the link first")
     try:
         code = _asked_for_activation(config, key)
+    except FederationError as err:
+        return Finding("key", "failed", str(err), _ASK_OPERATOR)
     except Exception as err:
         text = f"whether it is enrolled cannot be told: {str(err).splitlines()[0]}"
         return Finding("key", "warning", text, "is this Flower's SuperLink, 1.42?")
@@ -270,14 +348,19 @@ def _asked_for_activation(config: NodeConfig, key: Any) -> Literal["enrolled", "
         with FleetHttpClient.from_server_address(address, False, authority, interceptors=proof) as client:
             client.ActivateNode(request)
     except httpx.HTTPStatusError as err:
-        if err.response.status_code == httpx.codes.UNAUTHORIZED:
+        answer = err.response
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
             return "refused"
-        code = err.response.json().get("code")
-        if code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
-            return "enrolled"
-        if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-            return "unknown"
-        raise
+        with suppress(ValueError, AttributeError):  # a proxy's own page, no object of Flower's
+            code = answer.json().get("code")
+            if code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+                return "enrolled"
+            if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+                return "unknown"
+        raise FederationError(
+            f"{address} answers a node that wants to join with {answer.status_code} {answer.reason_phrase}: "
+            f"{' '.join(answer.text.split())!r:.100}"
+        ) from err
     raise RuntimeError("the SuperLink took a heartbeat that no node can have")
 
 
@@ -388,7 +471,7 @@ def _disk(config: NodeConfig, model: FeatureModel | None) -> Finding:
     size = sum(t.numel() * t.element_size() for t in model.state_dict().values()) if model else 0
     needed = _GENERATIONS * size // _MIB + 100  # and what Flower keeps: apps, logs
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the node makes it
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x" * 4096)
         free = shutil.disk_usage(folder).free // _MIB

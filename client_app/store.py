@@ -12,7 +12,7 @@ import safetensors.torch
 from torch import Tensor
 
 from isoproto.errors import StateError
-from isoproto.paths import component, experiment_dir, write_atomically
+from isoproto.paths import component, drop_leftovers, experiment_dir, write_atomically
 
 _log = logging.getLogger("isoproto")
 
@@ -47,17 +47,24 @@ class ClientStore:
     def load(self, before: int = _ANY_ROUND) -> Saved | None:
         """Return the newest model that was saved in a round < ``before``, or ``None`` if there is none.
 
-        A file that cannot be read is set aside with a warning, and the one before it is taken.
+        A file that is damaged is set aside with a warning, and the one before it is taken.
 
         Raises:
-            StateError: If there were models, and none of them can be read.
+            StateError: If there were models, and all of them are damaged; or if the machine cannot read one now, which
+                stays.
         """
         for tag in self._rounds(before):
             path = self._path(tag)
             try:
                 content = path.read_bytes()
+            except OSError as err:  # too many open files, a share that is away: the model may be as good as ever
+                raise StateError(
+                    f"client {self.client}: cannot read its model {path} now: {err.strerror}. The file stays and is "
+                    "tried again next time; if that fails too, mend the disk or the permissions, or restore a backup"
+                ) from err
+            try:
                 return Saved(safetensors.torch.load(content), _note(content))
-            except (OSError, ValueError, safetensors.SafetensorError) as err:
+            except (ValueError, safetensors.SafetensorError) as err:
                 _log.warning("client %s: cannot read its model %s (%s); set aside", self.client, path, err)
                 path.replace(path.with_suffix(_DAMAGED))
         # Also when they were set aside earlier: nobody starts anew without a word.
@@ -83,7 +90,9 @@ class ClientStore:
         content = safetensors.numpy.save(arrays, {_NOTE: note})
 
         def write() -> None:
-            write_atomically(self._path(server_round), content)
+            path = self._path(server_round)
+            write_atomically(path, content, mode=0o600)  # what a device has learned is its owner's alone
+            drop_leftovers(path)
             # The server may die in this round, find its checkpoint of the round before damaged, go on from that of
             # round r - 2, and ask for a model from before round r - 1 again.
             for tag in self._rounds(server_round - 1)[1:]:

@@ -15,7 +15,7 @@ from isoproto.data import ClientData, to_float
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
 from isoproto.losses.hyper import Anchors
-from isoproto.precision import full_precision
+from isoproto.precision import full_precision, wide
 from isoproto.seeding import derive
 from models import FeatureModel
 
@@ -78,11 +78,6 @@ class Anchoring:
     anchors: Anchors
     pcl: float
     pal: float
-
-
-def wide(tensor: Tensor) -> torch.dtype:
-    """Return the precision for sums of many squares: float64, which Apple's GPUs have not."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,21 +92,33 @@ class View:
         there = self.map
         return (there.backward(sent[0]), sent[1]) if there else None
 
-    def relations(self) -> Tensor | None:
+    def targets(self) -> Rows | None:
+        """Return the prototypes to align to in the client's coordinates, or ``None`` if there are none."""
+        if self.config.anchors == "own":
+            return None if self.own is None else (self.own.means, self.own.present)
+        return self.prototypes()
+
+    def relations(self, classes: int) -> Tensor | None:
         """Return relations between classes to align to, ``[C, C]``, or ``None`` to take those of the prototypes."""
         config, own = self.config, self.own
-        if config.anchors != "own":
+        beta, rcsa = float(config.relation__shrink), config.structural == "rcsa"
+        if config.anchors == "global":
             return self.broadcast.relations
-        if own is None:
+        if config.anchors == "private":  # the simplex, which needs no data: all classes are equally far apart
+            present, distances, beta = torch.ones(classes, dtype=torch.bool), 2.0 - 2.0 * torch.eye(classes), 1.0
+        elif own is None:
             return None
-        held = torch.nonzero(own.present).flatten()
-        alone = Contribution(held, own.means[held], own.counts[held], int(own.counts.sum()))
-        beta = float(config.relation__shrink)
-        if config.structural == "rcsa":
-            directions = average_dissimilarities([alone], len(own.counts))
-            return shrink_dissimilarities(directions.distances, beta, directions.present).float()
-        found = average_relations([alone], [own.scatter], len(own.counts), debias=config.relation__debias)
-        return shrink(centre(found.distances, found.present), beta, found.present).float()
+        else:
+            held = torch.nonzero(own.present).flatten()
+            alone = [Contribution(held, own.means[held], own.counts[held], int(own.counts.sum()))]
+            if rcsa:
+                found = average_dissimilarities(alone, classes)
+            else:
+                found = average_relations(alone, [own.scatter], classes, debias=config.relation__debias)
+            present, distances = found.present, found.distances
+        if rcsa:
+            return shrink_dissimilarities(distances, beta, present).float()
+        return shrink(centre(distances, present), beta, present).float()
 
     def anchors(self, classes: int, width: int) -> Anchors | None:
         """Return what HPCL and HPAL compare features with, or ``None`` if there is nothing yet."""
@@ -151,7 +163,8 @@ class View:
         if config.anchors == "own":
             if own is None:
                 return None
-            return *summaries(hyper_start(config, own.means, own.present, "own", self.client)), own.present
+            about = dataclasses.replace(config, hyper__init="prototypes")  # noise would know nothing of the client
+            return *summaries(hyper_start(about, own.means, own.present, "own", self.client)), own.present
         if sent.directions is not None and sent.means is not None:  # the shared frame: the server made them
             present = everything if config.hyper__init == "normal" or sent.present is None else sent.present
             return sent.directions, sent.means, present

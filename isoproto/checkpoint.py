@@ -10,7 +10,7 @@ import safetensors.torch
 from torch import Tensor
 
 from isoproto.errors import StateError
-from isoproto.paths import write_atomically
+from isoproto.paths import drop_leftovers, write_atomically
 
 _log = logging.getLogger("isoproto")
 
@@ -45,6 +45,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     )
     path = folder / f"round-{checkpoint.server_round:06d}.safetensors"
     write_atomically(path, content)
+    drop_leftovers(path)
     for old in _files(folder)[_KEPT:]:
         old.unlink(missing_ok=True)
     return path

@@ -67,7 +67,8 @@ class RunConfig:
         strategy: Name in ``STRATEGIES``; a point on the three axes below and what is special to a method.
         prototypes: Construction of global prototypes; ``auto`` is the strategy's own.
         alignment: Alignment terms on the client, joined by ``+``: at most one name in ``LOSSES``, ``hpcl``, ``hpal``;
-            or ``none``; ``auto`` as above.
+            or ``none``; ``auto`` as above. The strategy's own defaults of other settings hold whatever it is, but for
+            ``lambda``, ``gamma`` and ``missing``, which belong to the loss.
         share: Which weights travel besides; ``auto`` as above.
         lambda_: Weight of the prototype-level term, dimensionless; ``auto`` is the default of the alignment.
         gamma: Weight of the instance-level term, likewise.
@@ -80,8 +81,9 @@ class RunConfig:
         frame: Where prototypes of different clients meet: their coordinates as they are (``shared``, the papers);
             each client's mapped onto common ones (``procrustes``); points made of the clients' averaged relations
             (``gram``); ``auto`` is the strategy's own.
-        anchors: What HPCL and HPAL, and relations, are made of: what the server sends (``global``), or, as controls
-            that use nothing of other clients, the client's ``own`` prototypes, or ``private`` random vectors.
+        anchors: What the terms of ``alignment`` are made of: what the server sends (``global``), or, as controls that
+            use nothing of other clients, the client's ``own`` prototypes (and their relations), or ``private`` random
+            vectors (and the simplex: all classes equally far apart).
         stale: A class nobody sent this round keeps its last prototype (``keep``) or has none (``drop``).
         rounds: Rounds of training, >= 0.
         fraction: Share of the clients that train in a round, in (0, 1].
@@ -116,7 +118,7 @@ class RunConfig:
         models: A family's name, or model names separated by commas; dealt out by partition id.
         feature_dim: Feature width d that all models have in common.
         heads: Name in ``HEADS``: every client has a ``linear`` head, or they are dealt out like the models: one to four
-            layers (``mixed``), or HtFLlib's ``htc4``.
+            layers (``mixed``), HtFLlib's ``htc4``, or those that go with the models ``htm4`` and ``htm10``.
         init: ``per-client``: independent initial weights; ``per-architecture``: equal ones where the
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
@@ -150,18 +152,20 @@ class RunConfig:
         relation__debias: Subtract what sampling noise adds to distances between class means.
         hyper__size: Hyper-prototypes per class.
         hyper__init: They start from noise (``normal``, the paper) or about the prototypes; ``auto`` as above.
+            ``anchors`` other than ``global`` say it themselves.
         hyper__spread: Their distance from the prototypes at the start, in radii of the prototypes.
         hyper__steps: Steps of gradient matching per round.
         hyper__learning_rate: Their size; 0: hyper-prototypes stay as they are and no gradients travel; ``auto`` as
             above.
         hyper__optimizer: Optimiser of gradient matching; ``auto`` as above.
         hyper__head: The head that gradients are taken through: the averaged classifier (``shared``; needs ``share``
-            = head or model), one that the server trains on prototypes (``server``), or the nearest-prototype rule
-            (``prototype``); ``auto`` as above.
+            = head or model, and ``frame`` = shared), one that the server trains on prototypes (``server``), or the
+            nearest-prototype rule (``prototype``); ``auto`` as above.
         hyper__distance: Distance of gradients: ``cosine``, or the published code's ``coordinate_sign``.
         hyper__grad_weight: Weight of a client's gradient of a class in their mean: 1, or its samples of the class.
         hyper__grad_point: Gradients are taken after local training (the paper) or before (the published code).
-        hyper__grad_samples: Samples of a class that gradients are taken of, as in the published code; 0: all.
+        hyper__grad_samples: Samples of a class that gradients are taken of, as in the published code, but
+            ``min_class_samples`` at least; 0: all.
         hyper__retrain: ``creff``: the server replaces the averaged classifier by one that it trains on features made
             of classifier gradients, as the published code does for long-tailed data.
         hyper__margin: Margin of HPCL: ``none``; the paper's, with its ``literal`` divisor or a true mean over the
@@ -275,8 +279,9 @@ class RunConfig:
 
     @property
     def learns(self) -> bool:
-        """Whether the server learns hyper-prototypes, so that clients have to send feature gradients."""
-        return self.prototypes == "hyper" and float(self.hyper__learning_rate) > 0
+        """Whether the server learns hyper-prototypes that its clients use, so that they have to send gradients."""
+        used = bool(self.anchored) and self.anchors == "global"
+        return self.prototypes == "hyper" and used and float(self.hyper__learning_rate) > 0
 
     @property
     def _terms(self) -> list[str]:

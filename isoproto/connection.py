@@ -12,11 +12,11 @@ from isoproto.paths import write_atomically
 from isoproto.run_folder import to_toml
 
 _OURS = ("address", "root-certificates", "insecure")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):\d{1,5}")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
 def check_address(address: str) -> str:
-    """Return an address if it is ``HOST:PORT``.
+    """Return an address if it is ``HOST:PORT``, with a name that can be looked up and a port that there can be.
 
     Raises:
         ConfigError: If it is not.
@@ -25,7 +25,12 @@ def check_address(address: str) -> str:
         >>> check_address("[::1]:8000")
         '[::1]:8000'
     """
-    if not _ADDRESS.fullmatch(address):
+    match = _ADDRESS.fullmatch(address)
+    try:
+        good = match is not None and bool(match[1].encode("idna")) and 0 < int(match[2]) < 65536
+    except UnicodeError:  # nothing, or too much, between two dots
+        good = False
+    if not good:
         raise ConfigError(f"{address!r} is not an address; give HOST:PORT without scheme, such as 127.0.0.1:8000")
     return address
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Entry = Mapping[str, Any]
-LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # accuracies that summaries say the first round of
+LEVELS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)  # accuracies that summaries say the first round of
 
 
 class ClassFigures(TypedDict):

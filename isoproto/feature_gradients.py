@@ -14,6 +14,7 @@ Head = Callable[[Tensor], Tensor]
 """Features ``[n, d]`` to logits ``[n, C]``, row by row (no batch statistics)."""
 
 SAME_POINT = 1e-6  # share of their mean square that prototypes must differ by, else they are one point in float32
+LEAST = 1e-30  # squared radius up to which they are one point too: a head that tells them apart leaves float32
 NEVER = -1e30  # a logit whose softmax is exactly 0; minus infinity would make products NaN
 
 
@@ -101,7 +102,7 @@ def squared_radius(prototypes: Tensor, present: Tensor) -> Tensor:
     if len(rows) < 2:
         return rows.new_zeros(())
     square = (rows - rows.mean(0)).square().sum(1).mean()
-    return torch.where(square > SAME_POINT * rows.square().sum(1).mean(), square, 0.0)
+    return torch.where(square > (SAME_POINT * rows.square().sum(1).mean()).clamp(min=LEAST), square, 0.0)
 
 
 @torch.no_grad()

@@ -210,9 +210,10 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
           evaluation when the nearest global prototype answers; ``initial``, the mean before round 1.
         - ``rounds_to``: the first row that measured everybody and whose ``mean`` is at least so much.
         - ``classes``: ``macro_f1``, ``balanced_accuracy``, and by class ``accuracy`` and ``f1``, and
-        - ``domains``: ``accuracy`` of ``each`` and their ``mean``, of the last evaluation.
-        - ``global``: ``accuracy``, ``best``, ``best_round`` and ``last5`` of the averaged model on all test samples;
-          known only where one model stood behind an evaluation.
+        - ``domains``: ``accuracy`` of ``each`` and their ``mean``, of the last evaluation; ``best``, ``best_round``,
+          ``last5`` and ``rounds_to`` of that mean over the evaluations, and ``best_each`` in the best round.
+        - ``global``: ``accuracy``, ``best``, ``best_round``, ``last5`` and ``rounds_to`` of the averaged model on all
+          test samples; known only where one model stood behind an evaluation.
         - ``late``: ``clients`` that were kept from training, ``mean`` and ``others`` (the mean of everybody else) in
           the last row, ``before`` in the last row before one of them trained, and ``joined``, the round of that.
         - ``bytes``: ``up``, ``down``, ``up_rows``, means per client and round that replied.
@@ -241,7 +242,6 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
     measured = [(int(r), row) for r, row in zip(history.rounds, rows, strict=True) if r in complete]
     best_round, best = _best((r, row["mean"]) for r, row in measured)
     best_micro_round, best_micro = _best((r, row["micro"]) for r, row in measured)
-    curve = [np.nan if row["mean"] is None else row["mean"] for _, row in measured]
     last = by_kind["evaluation"][-1]["clients"] if by_kind["evaluation"] else []
     seconds = [line["seconds"]["round"] for line in by_kind["round"] if "seconds" in line]
     failed = [{key: line[key] for key in ("client", "round", "reason")} for line in by_kind["failure"]]
@@ -261,9 +261,9 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             "nearest_prototype": _nearest_prototype(by_kind["evaluation"][-1:]),
             "initial": dict(known).get(0),
         },
-        "rounds_to": {str(level): rounds_to([r for r, _ in measured], curve, level) for level in LEVELS},
+        "rounds_to": _reached((r, row["mean"]) for r, row in measured),
         "classes": dict(pooled_classes(last)),
-        "domains": dict(domain_figures(last)),
+        "domains": _domains(by_kind["evaluation"]),
         "global": _global(by_kind["evaluation"]),
         "late": _late(history, last, by_kind["client"]),
         "bytes": {
@@ -285,13 +285,35 @@ def _best(points: Iterable[tuple[int, float | None]]) -> tuple[int | None, float
     return max(known, key=lambda point: point[1], default=(None, None))
 
 
+def _reached(points: Iterable[tuple[int, float | None]]) -> dict[str, int | None]:
+    """The first round whose figure is at least so much, for each level."""
+    known = np.array([(r, value) for r, value in points if value is not None]).reshape(-1, 2)
+    return {str(level): rounds_to(known[:, 0], known[:, 1], level) for level in LEVELS}
+
+
+def _over_rounds(points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
+    """What is said of a figure that each evaluation has."""
+    best_round, best = _best(points)
+    trained = [value for r, value in points if value is not None and r > 0]
+    last = _mean(trained[-LAST_ROUNDS:])
+    return {"best": best, "best_round": best_round, "last5": last, "rounds_to": _reached(points)}
+
+
 def _global(evaluations: Sequence[Line]) -> dict[str, Any]:
     """Accuracy of the averaged model on all test samples."""
     points = [(line["round"], pooled_accuracy(line["clients"])) for line in evaluations if line.get("one_model")]
     known = [value for r, value in points if value is not None and r > 0]
-    best_round, best = _best(points)
-    latest = known[-1] if known else None
-    return {"accuracy": latest, "best": best, "best_round": best_round, "last5": _mean(known[-LAST_ROUNDS:])}
+    return {"accuracy": known[-1] if known else None, **_over_rounds(points)}
+
+
+def _domains(evaluations: Sequence[Line]) -> dict[str, Any]:
+    """Accuracy on each domain's test samples, now and at its best."""
+    nothing = domain_figures([])
+    figures = {line["round"]: domain_figures(line["clients"]) for line in evaluations}
+    over_rounds = _over_rounds([(r, found["mean"]) for r, found in figures.items()])
+    latest = next(reversed(figures.values()), nothing)
+    best_each = figures.get(over_rounds["best_round"], nothing)["each"]
+    return {**latest, **over_rounds, "best_each": best_each}
 
 
 def _late(history: History, entries: Sequence[Line], trained: Sequence[Line]) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class NodeConfig:
         root_certificates: Certificate of the authority that vouches for it.
         private_key: The key with which this device proves who it is.
         insecure: Neither TLS nor a key: for trials on one machine.
-        trusted_entities: Flower's YAML file of keys; only apps that one of them signed are run. Empty: any app.
+        trusted_entities: Flower's YAML file of keys; only apps of Flower's Hub that one of them signed are run, no app
+            that was built locally. Empty: any app.
         name: The client's name in the federation; by default that of the key's file.
         data: The device's data: a known name, ``imagefolder:FOLDER``, ``npz:FILE``, ``csv:FILE``, ``jsonl:FILE`` or
             ``module:FILE.py:callable``.
@@ -72,7 +73,7 @@ class NodeConfig:
     device: str = "auto"
     batch_size: int = number(0, 0)
     threads: int = number(1, 1, 1024)
-    memory_mb: int = number(0, 0)
+    memory_mb: int = number(0, 0, 2**30)
     state_dir: str = ""
     min_class_samples: int = number(5, 1)
     may_send: str = ""
@@ -151,10 +152,15 @@ class NodeConfig:
             path = getattr(self, key.replace("-", "_"))
             if not path:
                 yield f"`{key}` is missing; {advice}"
-            elif not Path(path).is_file():
-                yield f"`{key}`: there is no file {path}"
-        if self.trusted_entities and not Path(self.trusted_entities).is_file():
-            yield f"`trusted-entities`: there is no file {self.trusted_entities}"
+            elif problem := _unreadable(path):
+                yield f"`{key}`: {problem}"
+            elif key == "private-key" and Path(path).stat().st_mode & 0o077:
+                yield f"`{key}`: others on this device can read {path}; chmod 600 {path}"
+        if self.trusted_entities:
+            yield from (f"`trusted-entities`: {problem}" for problem in _trust_problems(self.trusted_entities))
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        if hard != resource.RLIM_INFINITY and self.memory_mb * _MIB > hard:
+            yield f"`memory-mb` must be at most {hard // _MIB}, this user's limit (ulimit -Hd), got {self.memory_mb}"
         if not self.data and self.partition_id < 0:
             yield "`data` is missing; name this device's data, such as 'imagefolder:photos', or `partition-id`"
         if self.partition_id >= 0 and self.partition_id >= self.num_partitions:
@@ -192,10 +198,14 @@ class NodeConfig:
             chosen |= {"partition-id": self.partition_id, "num-partitions": self.num_partitions}
         return chosen
 
+    @property
+    def node_file(self) -> Path:
+        """Where :meth:`start` leaves Flower's node configuration."""
+        return Path(self.state_dir) / "node-config.toml"
+
     def command(self) -> list[str]:
         """Return the command line of the SuperNode, with its node configuration as a file in the state folder."""
-        node_file = Path(self.state_dir) / "node-config.toml"
-        words = [tool("flower-supernode"), "--superlink", self.superlink, "--node-config", str(node_file)]
+        words = [tool("flower-supernode"), "--superlink", self.superlink, "--node-config", str(self.node_file)]
         words += ["--port", str(self.runtime_port)]
         if self.health_port:
             words += ["--health-server-address", f"127.0.0.1:{self.health_port}"]
@@ -231,8 +241,9 @@ class NodeConfig:
             StateError: If the state folder cannot be written.
         """
         folder = Path(self.state_dir)
-        paths.write_atomically(folder / "node-config.toml", to_toml(self.for_client()).encode(), mode=0o600)
-        (folder / "flower").mkdir(exist_ok=True)
+        for own in (folder, folder / "models", folder / "flower"):
+            paths.private_folder(own)
+        paths.write_atomically(self.node_file, to_toml(self.for_client()).encode(), mode=0o600)
         if self.memory_mb:
             limit = self.memory_mb * _MIB
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -242,6 +253,43 @@ class NodeConfig:
 
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {f.name.replace("_", "-"): f for f in dataclasses.fields(NodeConfig)}
+
+
+def _unreadable(path: str) -> str:
+    """Return why this user cannot read a file; empty if it can."""
+    try:
+        with open(path, "rb"):
+            return ""
+    except FileNotFoundError:
+        return f"there is no file {path}"
+    except OSError as err:
+        return f"cannot read {path}: {err.strerror}; name another file, or give this user the right"
+
+
+def _trust_problems(path: str) -> Iterator[str]:
+    """Yield what keeps Flower from taking a file of trusted entities, or from checking anything by it."""
+    import yaml
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    if problem := _unreadable(path):
+        yield problem
+        return
+    try:
+        keys = yaml.safe_load(Path(path).read_text("utf8"))
+    except (ValueError, yaml.YAMLError) as err:
+        keys = " ".join(str(err).split())
+    if not isinstance(keys, dict) or not keys:
+        yield f"{path} must map names to keys, `NAME: ssh-ed25519 ...`, one at least, got {keys!r:.200}"
+        return
+    for name, key in keys.items():
+        try:
+            good = isinstance(load_ssh_public_key(str(key).encode()), Ed25519PublicKey)
+        except (ValueError, UnsupportedAlgorithm):
+            good = False
+        if not good:
+            yield f"{path}: the key of {name!r} must be of ed25519, `ssh-ed25519 ...`, got {key!r:.60}"
 
 
 def _told(problem: str, values: Mapping[str, Any], found: Mapping[str, Any]) -> bool:

@@ -60,10 +60,36 @@ def keys_dir() -> Path:
     return home() / "keys"
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder that no other user can look into; one that is there stays as it is.
+
+    Raises:
+        StateError: If it cannot be made, or a file is there.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as err:
+        raise StateError(
+            f"cannot make the folder {path}: {err.strerror}; choose another one, or mend this one"
+        ) from err
+
+
+def drop_leftovers(path: Path) -> None:
+    """Remove temporary files that :func:`write_atomically` left beside ``path``, of names that sort before its own.
+
+    A process that is killed while it writes leaves one, and nobody else takes its name again.
+    """
+    for name in os.listdir(path.parent):
+        if name.endswith(".tmp") and name < f".{path.name}":
+            (path.parent / name).unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666, overwrite: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new one, whatever happens in between.
 
-    The content goes to a temporary name in the same folder, is flushed to the disk, and is renamed.
+    The content goes to a temporary name in the same folder, is flushed to the disk, and is renamed. The folder is not
+    flushed, which takes 5 ms more on ext4: after a power cut the old content may be back, and it is whole; a run goes
+    on from a round before just as well.
 
     Args:
         path: The file.

@@ -18,6 +18,11 @@ def full_precision(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def wide(tensor: Tensor) -> torch.dtype:
+    """Return the precision for sums of many squares: float64, which Apple's GPUs have not."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
 def outside_autocast(function: Callable[P, R]) -> Callable[P, R]:
     """Run ``function`` with autocast off on the device of its first tensor.
 

@@ -10,7 +10,7 @@ from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.registry import lookup
 from models.bag import bag_mlp
-from models.base import FeatureModel, ModelSpec, TextSpec
+from models.base import FeatureModel, Head, ModelSpec, TextSpec
 from models.cnn import cnn, cnn4, tiny_cnn
 from models.fasttext import fasttext, text_logistic
 from models.inception import googlenet, inception
@@ -18,7 +18,7 @@ from models.mlp import mlp
 from models.mobilenet import mobilenet, mobilenet_v2
 from models.own import own_model
 from models.recurrent import bilstm, gru, lstm
-from models.resnet import deep_resnet, resnet
+from models.resnet import deep_resnet, narrow_resnet, resnet
 from models.textcnn import textcnn
 from models.transformer import transformer
 from models.vit import vit, vit_b
@@ -29,6 +29,7 @@ __all__ = [
     "MODELS",
     "TEXT_MODELS",
     "FeatureModel",
+    "Head",
     "ModelSpec",
     "TextSpec",
     "architecture_for",
@@ -55,6 +56,7 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     "resnet8": deep_resnet(1, 1, 1),
     "resnet10": deep_resnet(1, 1, 1, 1),
     "resnet10_cifar": deep_resnet(1, 1, 1, 1, small_pictures=True),
+    "resnet10_cifar32": narrow_resnet(32),
     "resnet18": deep_resnet(2, 2, 2, 2),
     "resnet34": deep_resnet(3, 4, 6, 3),
     "resnet50": deep_resnet(3, 4, 6, 3, bottleneck=True),
@@ -120,7 +122,11 @@ HEADS: dict[str, tuple[tuple[float, ...], ...]] = {
     "linear": ((),),
     "mixed": ((), (1,), (1, 1), (1, 1, 1)),  # one to four fully connected layers
     "htc4": ((1,), (1, 1), (1, 1 / 2), (1, 1 / 4)),  # HtFLlib's group, without the ReLU it puts on the logits
+    # Those of the groups of models with these names: on 512 features a ViT's hidden layer is as wide as the ViT, 768.
+    "htm4": (*3 * ((),), (3 / 2,)),
+    "htm10": (*8 * ((),), (3 / 2,), (3 / 2,)),
 }
+_ACTIVATION = {"htm4": "tanh", "htm10": "tanh"}  # of hidden layers, where it is no ReLU
 
 
 def architectures(models: str) -> tuple[str, ...]:
@@ -171,8 +177,8 @@ def architecture_for(models: str, partition: int) -> str:
     return names[partition % len(names)]
 
 
-def head_for(heads: str, partition: int, feature_dim: int) -> tuple[int, ...]:
-    """Return the hidden widths of a client's head: entry ``partition`` modulo their number of ``HEADS[heads]``.
+def head_for(heads: str, partition: int, feature_dim: int) -> Head:
+    """Return a client's head: entry ``partition`` modulo their number of ``HEADS[heads]``.
 
     Args:
         heads: A name in ``HEADS``.
@@ -183,11 +189,14 @@ def head_for(heads: str, partition: int, feature_dim: int) -> tuple[int, ...]:
         ConfigError: If no group of heads has the name.
 
     Example:
-        >>> [head_for("htc4", i, 512) for i in range(4)]
+        >>> [head_for("htc4", i, 512).hidden for i in range(4)]
         [(512,), (512, 512), (512, 256), (512, 128)]
+        >>> head_for("htm4", 3, 512)
+        Head(hidden=(768,), activation='tanh')
     """
     group = lookup(HEADS, "heads", heads)
-    return tuple(max(1, int(share * feature_dim)) for share in group[partition % len(group)])
+    hidden = tuple(max(1, int(share * feature_dim)) for share in group[partition % len(group)])
+    return Head(hidden, _ACTIVATION.get(heads, "relu"))
 
 
 def create_model(name: str, spec: ModelSpec | TextSpec, seed: int) -> FeatureModel:
@@ -200,16 +209,18 @@ def create_model(name: str, spec: ModelSpec | TextSpec, seed: int) -> FeatureMod
     if not is_own(name):
         lookup({**MODELS, **TEXT_MODELS}, "model", name)
     base: Callable[[], nn.Module]
-    if isinstance(spec, TextSpec):
+    if isinstance(spec, ModelSpec) and min(spec.height, spec.width) < 4:
+        raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
+    if is_own(name):
+        base = functools.partial(own_model, name, spec)
+    elif isinstance(spec, TextSpec):
         if name not in TEXT_MODELS:
             raise _wrong_kind(name, "pictures", "text", ("htfe6txt", *TEXT_MODELS))
         base = functools.partial(TEXT_MODELS[name], spec)
     else:
         if name in TEXT_MODELS:
             raise _wrong_kind(name, "text", "pictures", ("demo4", "htfe4", *MODELS))
-        if min(spec.height, spec.width) < 4:
-            raise ConfigError(f"model {name!r} needs pictures of at least 4x4 pixels, got {spec.height}x{spec.width}")
-        base = functools.partial(own_model, name, spec) if is_own(name) else functools.partial(MODELS[name], spec)
+        base = functools.partial(MODELS[name], spec)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would reseed the GPUs' generators too
         return FeatureModel(base(), spec.feature_dim, spec.num_classes, spec.head)

@@ -1,7 +1,6 @@
 """What every model is: features ``[B, d]`` and a head on them."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isoproto.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What comes between features and logits.
+
+    Attributes:
+        hidden: Widths of the hidden layers, none for a linear head.
+        activation: What follows each of them, a name in ``ACTIVATIONS``; nothing follows the logits.
+    """
+
+    hidden: tuple[int, ...] = ()
+    activation: str = "relu"
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +36,7 @@ class ModelSpec:
         width: Its width in pixels.
         feature_dim: Feature width d, the same for all clients of a federation.
         num_classes: C.
-        head: Widths of the head's hidden layers, none for a linear head.
+        head: What its head is, by default linear.
     """
 
     channels: int
@@ -29,7 +44,7 @@ class ModelSpec:
     width: int
     feature_dim: int
     num_classes: int
-    head: tuple[int, ...] = ()
+    head: Head = Head()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +56,14 @@ class TextSpec:
         length: Tokens of the longest text.
         feature_dim: Feature width d, the same for all clients of a federation.
         num_classes: C.
-        head: Widths of the head's hidden layers, none for a linear head.
+        head: What its head is, by default linear.
     """
 
     vocabulary: int
     length: int
     feature_dim: int
     num_classes: int
-    head: tuple[int, ...] = ()
+    head: Head = Head()
 
 
 class FeatureModel(nn.Module):
@@ -61,7 +76,7 @@ class FeatureModel(nn.Module):
         base: Maps pictures ``[B, channels, height, width]``, or token ids ``[B, length]``, to ``[B, L]``.
         feature_dim: d.
         num_classes: C.
-        hidden: Widths of the head's hidden layers, with a ReLU after each of them and none on the logits.
+        head: What the head is, by default linear.
 
     Attributes:
         layout: How a batch of pictures is to lie in memory, as the model's weights do: see :meth:`place`.
@@ -77,14 +92,14 @@ class FeatureModel(nn.Module):
     width: int
     layout: torch.memory_format = torch.contiguous_format
 
-    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, hidden: Sequence[int] = ()) -> None:
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, head: Head = Head()) -> None:
         super().__init__()
         self.base = base
         layers: list[nn.Module] = []
-        for inputs, outputs in itertools.pairwise((feature_dim, *hidden, num_classes)):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        for inputs, outputs in itertools.pairwise((feature_dim, *head.hidden, num_classes)):
+            layers += [nn.Linear(inputs, outputs), ACTIVATIONS[head.activation]()]
         # A linear head keeps its plain names, `head.weight` and `head.bias`.
-        self.head = nn.Sequential(*layers[:-1]) if hidden else layers[0]
+        self.head = nn.Sequential(*layers[:-1]) if head.hidden else layers[0]
         self.width = feature_dim
 
     @property

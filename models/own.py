@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from isoproto.errors import ConfigError
 from isoproto.own_code import own_callable
-from models.base import ModelSpec
+from models.base import ModelSpec, TextSpec
 
 _PROBE = 2  # BatchNorm cannot train on one sample
 
@@ -20,7 +20,8 @@ class Adapted(nn.Module):
     fewer, pooling would only repeat some, so a linear layer takes them to ``d``.
 
     Args:
-        extractor: Maps ``[B, channels, height, width]`` to ``[B, L]`` or ``[B, L, ...]``.
+        extractor: Maps ``[B, channels, height, width]`` to ``[B, L]`` or ``[B, L, ...]``, or texts ``[B, length]`` to
+            ``[B, L]``.
         width: L.
         feature_dim: d.
 
@@ -41,19 +42,20 @@ class Adapted(nn.Module):
         return rows
 
 
-def own_model(name: str, spec: ModelSpec) -> nn.Module:
+def own_model(name: str, spec: ModelSpec | TextSpec) -> nn.Module:
     """Build a user's model and try it on one batch, in both modes, with a step backwards.
 
     The function is called with a ``ModelSpec``: ``channels``, ``height``, ``width`` of the pictures, which come as
-    float32 in ``[-1, 1]``; ``feature_dim`` and ``num_classes`` if it wants to know. It returns a module whose output
-    are features, not class scores: the head is ours.
+    float32 in ``[-1, 1]``; ``feature_dim`` and ``num_classes`` if it wants to know. Where the data are texts it is a
+    ``TextSpec``: ``vocabulary``, and ``length`` of the texts, which come as int32 token ids with zeros behind. It
+    returns a module whose output are features, not class scores: the head is ours.
 
     Args:
         name: ``module:callable`` or ``FILE.py:callable``.
         spec: What it must fit.
 
     Raises:
-        ConfigError: If there is no such function, it fails, or what it makes cannot be trained on such pictures.
+        ConfigError: If there is no such function, it fails, or what it makes cannot be trained on such data.
     """
     function = own_callable(name, "model")
     try:
@@ -66,23 +68,28 @@ def own_model(name: str, spec: ModelSpec) -> nn.Module:
     return Adapted(extractor, width, spec.feature_dim)
 
 
-def _tried(name: str, extractor: nn.Module, spec: ModelSpec) -> int:
+def _tried(name: str, extractor: nn.Module, spec: ModelSpec | TextSpec) -> int:
     """Run a copy of a model on one batch, and return the width of its features."""
     trial = copy.deepcopy(extractor)  # its running statistics and gradients are thrown away
-    pictures = torch.rand(_PROBE, spec.channels, spec.height, spec.width) * 2 - 1
-    shape = tuple(pictures.shape)
+    if isinstance(spec, TextSpec):
+        batch = torch.randint(spec.vocabulary, (_PROBE, spec.length), dtype=torch.int32)
+        given, places = f"texts {tuple(batch.shape)}", False
+    else:
+        batch = torch.rand(_PROBE, spec.channels, spec.height, spec.width) * 2 - 1
+        given, places = f"pictures {tuple(batch.shape)}", True
     if not any(p.requires_grad for p in trial.parameters()):
         raise ConfigError(f"model {name!r} has no weights that can be trained")
     try:
         with torch.no_grad():
-            tested = trial.eval()(pictures)
-        trained = trial.train()(pictures)
+            tested = trial.eval()(batch)
+        trained = trial.train()(batch)
     except Exception as err:
-        raise ConfigError(f"model {name!r} fails on pictures {shape}: {type(err).__name__}: {err}") from err
+        raise ConfigError(f"model {name!r} fails on {given}: {type(err).__name__}: {err}") from err
     for features in (tested, trained):
-        if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != _PROBE or not features.numel():
-            got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise ConfigError(f"model {name!r} must map pictures {shape} to features [{_PROBE}, L], got {got}")
+        shape = tuple(features.shape) if isinstance(features, Tensor) else ()
+        if len(shape) < 2 or (len(shape) > 2 and not places) or shape[0] != _PROBE or 0 in shape:
+            got = shape if isinstance(features, Tensor) else type(features).__name__
+            raise ConfigError(f"model {name!r} must map {given} to features [{_PROBE}, L], got {got}")
         if not features.is_floating_point() or not bool(features.isfinite().all()):
             raise ConfigError(f"model {name!r} gives features that are not finite float numbers ({features.dtype})")
     if tested.shape != trained.shape:

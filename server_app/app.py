@@ -71,6 +71,7 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar], *, flower_run: 
     else:
         smaller, replaced = at_scale(asked)
         config = STRATEGIES[asked.strategy].resolve(smaller)
+        replaced += _overruled(smaller, config)
         folder = RunFolder.create(output_dir, config)
         if replaced:
             folder.write_text(_REPLACED, json.dumps(replaced, indent=1))
@@ -113,6 +114,8 @@ def _check_alignment(text: str) -> None:
     choices = dict.fromkeys((AUTO, "none", *LOSSES, *ANCHOR_TERMS))
     for term in terms:
         lookup(choices, "alignment", term)
+    if len(terms) > 1 and (alone := {AUTO, "none"}.intersection(terms)):
+        raise ConfigError(f"`{min(alone)}` stands alone in `alignment`, got {text!r}; name the terms to be joined by +")
     structural = [term for term in terms if term not in ANCHOR_TERMS]
     if len(structural) > 1 or len(set(terms)) < len(terms):
         raise ConfigError(
@@ -244,9 +247,19 @@ def _data_notes(config: RunConfig) -> list[str]:
 
 
 def _replaced(folder: RunFolder) -> list[str]:
-    """Return what `scale = small` replaced when the run began; its settings are the smaller ones since."""
+    """Return what `scale = small` and the method replaced when the run began; its settings are the new ones since."""
     path = folder.path / _REPLACED
     return list(json.loads(path.read_text("utf8"))) if path.exists() else []
+
+
+def _overruled(asked: RunConfig, config: RunConfig) -> list[str]:
+    """Return which of the given settings the method does not take, a sentence each."""
+    found = config.to_mapping()
+    return [
+        f"strategy = {config.strategy}: {key} = {value!r} is replaced by {found[key]!r}"
+        for key, value in asked.changes().items()
+        if value != found[key]
+    ]
 
 
 def _ignored(asked: RunConfig, config: RunConfig) -> Iterator[str]:

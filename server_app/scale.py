@@ -26,6 +26,7 @@ _MODELS = {
     "mobilenet_v2": "mobilenet",
     "resnet10": "resnet8",
     "resnet10_cifar": "resnet",
+    "resnet10_cifar32": "resnet",
     "resnet18": "resnet",
     "resnet34": "resnet6",
     "resnet50": "resnet8",

@@ -61,6 +61,8 @@ _WEIGHTS = {
     "gcsa": (0.3, 1.0),
     "rcsa": (0.3, 1.0),
 }
+# Settings of the structural loss: a method's defaults of them mean its own loss, and no other.
+_OF_LOSS = ("lambda_", "gamma", "missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class PrototypeStrategy(Strategy):
     """
 
     point: ClassVar[Point]
-    # Settings that the method decides where they are `auto`.
+    # Settings that the method decides where they are `auto`; see `resolve`.
     defaults: ClassVar[Mapping[str, float | str]] = {}
 
     def __init__(self, config: RunConfig, folder: RunFolder, state: ServerState | None = None) -> None:
@@ -124,8 +126,11 @@ class PrototypeStrategy(Strategy):
     def resolve(cls, config: RunConfig) -> RunConfig:
         """Replace every ``auto`` by what this method stands for.
 
+        The method's own defaults hold whatever the alignment, but for ``lambda``, ``gamma`` and ``missing``: they
+        belong to its structural loss, and another one has its own.
+
         Raises:
-            ConfigError: If an alignment is asked for without prototypes to align to.
+            ConfigError: If an alignment is asked for without prototypes to align to, or settings contradict each other.
         """
         prototypes = cls.point.prototypes if config.prototypes == AUTO else config.prototypes
         if prototypes == "none":
@@ -138,10 +143,12 @@ class PrototypeStrategy(Strategy):
         point = {k: v for k, v in dataclasses.asdict(cls.point).items() if getattr(config, k) == AUTO}
         config = dataclasses.replace(config, **point)
         weights = dict(zip(("lambda_", "gamma"), _WEIGHTS.get(config.structural, (0.0, 0.0)), strict=True))
-        head = "shared" if config.share in ("head", "model") else "prototype"
-        own = cls.defaults if config.alignment == cls.point.alignment else {}
+        common = config.frame in (AUTO, "shared")
+        head = "shared" if config.share in ("head", "model") and common else "prototype"
+        another = config.structural != dataclasses.replace(config, alignment=cls.point.alignment).structural
+        own = {key: value for key, value in cls.defaults.items() if not (another and key in _OF_LOSS)}
         chosen: dict[str, Any] = {**_DEFAULTS, "hyper__head": head, **weights, **own}
-        if config.frame not in (AUTO, "shared"):  # noise has no meaning in coordinates that are found first
+        if not common:  # noise has no meaning in coordinates that are found first
             chosen["hyper__init"] = "prototypes"
         config = dataclasses.replace(config, **{k: v for k, v in chosen.items() if getattr(config, k) == AUTO})
         if config.heads != "linear" and config.share in ("head", "model"):
@@ -155,6 +162,16 @@ class PrototypeStrategy(Strategy):
             raise ConfigError(
                 f"`hyper.head = shared` is the averaged classifier, and `share = {config.share}` averages none; "
                 "set share = 'head' (or 'model'), or hyper.head = 'prototype' or 'server'"
+            )
+        if config.prototypes == "hyper" and config.hyper__head == "shared" and config.frame != "shared":
+            raise ConfigError(
+                f"`hyper.head = shared` is a head for the clients' coordinates, and `frame = {config.frame}` takes "
+                "gradients in others; set hyper.head = 'prototype' or 'server', or frame = 'shared'"
+            )
+        if config.anchors == "private" and config.structural not in ("", *hyper.RELATIONAL):
+            raise ConfigError(
+                f"`anchors = private` leaves no prototypes for `alignment = {config.alignment}` to align to; "
+                "set anchors = 'own', or an alignment of relations: gcsa or rcsa"
             )
         if config.frame == "gram" and config.hyper__init == "normal":
             raise ConfigError(
@@ -458,13 +475,12 @@ class PrototypeStrategy(Strategy):
             shared = average_tensors([dict(g.reply.shared) for g in good], [g.reply.contribution.samples for g in good])
             state = dataclasses.replace(state, shared=shared)
         sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients, g.reply.classifier) for g in good]
-        if config.hyper__retrain != "none":
-            state = hyper.retrain(self.state, state, config, sent)
-        if config.prototypes == "none":
-            return state
-        state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
+        if config.prototypes != "none":
+            state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
         if config.learns:
             state = hyper.learn(self.state, state, config, sent)
+        if config.hyper__retrain != "none":  # last: no client took gradients through a head that is trained only now
+            state = hyper.retrain(self.state, state, config, sent)
         return hyper.describe(state, config, sent) if config.prototypes == "hyper" else state
 
     def _averaged(self, state: ServerState, good: Sequence[Good]) -> ServerState:

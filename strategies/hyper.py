@@ -41,6 +41,8 @@ _log = logging.getLogger("isoproto")
 
 Head = tuple[Tensor, Tensor]
 
+# Losses that compare relations between classes, not coordinates.
+RELATIONAL = ("gcsa", "rcsa")
 # Classes up to which the metrics hold similarity matrices.
 _MOST_SHOWN = 30
 _META_FEATURES = 50  # per class, as in the published code
@@ -66,13 +68,14 @@ class Sent(NamedTuple):
 
 def uses_relations(config: RunConfig) -> bool:
     """Whether the server sends relations, and not only prototypes, to a relational loss."""
-    return config.structural in ("gcsa", "rcsa") and (config.frame != "shared" or float(config.relation__shrink) > 0)
+    relational = config.structural in RELATIONAL and config.anchors == "global"
+    return relational and (config.frame != "shared" or float(config.relation__shrink) > 0)
 
 
 def downlink(state: ServerState, config: RunConfig) -> dict[str, Any]:
     """Return what a broadcast holds besides prototypes and weights, by field of ``wire.Broadcast``."""
     parts: dict[str, Any] = {}
-    if uses_relations(config) and config.anchors != "own":
+    if uses_relations(config):
         parts["relations"] = relation_target(state, config).float()
     if config.prototypes != "hyper":
         return parts
@@ -205,8 +208,8 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
     """Match gradients: move the hyper-prototypes so that the head's gradients at them point as at real samples.
 
     Args:
-        before: The state that clients were sent: its head is the one that they took gradients through.
-        after: The state with this round's prototypes and weights.
+        before: The state that clients were sent.
+        after: The state with this round's prototypes and averaged weights.
         config: The run's settings.
         sent: What the clients sent.
     """
@@ -214,10 +217,7 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
     memory = dict(after.memory)
     classes, width = after.prototypes.shape
     own = config.hyper__head == "shared"
-    # The paper matches through the head that is averaged this round, which all clients' heads are close to. A head
-    # that was trained anew is close to nobody's: then the one that clients used counts.
-    retrained = config.hyper__retrain != "none" and before.shared
-    head = _shared_head((before if retrained else after).shared) if own else gradient_head(before, config)
+    head = _used_head(before, after, config) if own else gradient_head(before, config)
     base = after if own or not before.present.any() else before
     rows = [
         s.contribution._replace(means=s.gradients, class_ids=s.contribution.class_ids)
@@ -299,9 +299,7 @@ def _agreement(rows: Sequence[Contribution], classes: int) -> float | None:
 
 def retrain(before: ServerState, after: ServerState, config: RunConfig, sent: Sequence[Sent]) -> ServerState:
     """Replace the averaged classifier by one trained on features that produce the clients' classifier gradients."""
-    # The head that clients took gradients through: what they were sent, or nearly the one averaged now.
-    early = config.hyper__grad_point == "before-training"
-    head = (_shared_head(before.shared) if early else None) or _shared_head(after.shared)
+    head = _used_head(before, after, config)
     rows = [s for s in sent if s.classifier is not None]
     if head is None or not rows:
         return after
@@ -329,6 +327,15 @@ def retrain(before: ServerState, after: ServerState, config: RunConfig, sent: Se
         shared={**after.shared, "head.weight": weight, "head.bias": bias},
         memory={**after.memory, "meta": fitted, "meta-known": known},
     )
+
+
+def _used_head(before: ServerState, after: ServerState, config: RunConfig) -> Head | None:
+    """Return the averaged classifier nearest to those that clients took gradients through.
+
+    Before training it is the one that they were sent, if they were sent one; after it, theirs are averaged now.
+    """
+    early = config.hyper__grad_point == "before-training"
+    return (_shared_head(before.shared) if early else None) or _shared_head(after.shared)
 
 
 def _shared_head(shared: Mapping[str, Tensor]) -> Head | None:

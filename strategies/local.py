@@ -1,5 +1,8 @@
 """Every client on its own: the control that each method is measured against."""
 
+import dataclasses
+
+from isoproto.config import RunConfig
 from strategies.base import Point, PrototypeStrategy
 
 
@@ -11,3 +14,9 @@ class Local(PrototypeStrategy):
     """
 
     point = Point(prototypes="none", alignment="none", share="none")
+
+    @classmethod
+    def resolve(cls, config: RunConfig) -> RunConfig:
+        """Leave out whatever is exchanged: a preset says it for the methods of its table, and this is their control."""
+        nothing = {**dataclasses.asdict(cls.point), "hyper__retrain": "none"}
+        return super().resolve(dataclasses.replace(config, **nothing))

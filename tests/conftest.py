@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -14,6 +14,9 @@ from torch import Tensor
 from isoproto.checkpoint import load_checkpoint
 from isoproto.in_process import task_identity
 from tests.fakes import FaultyGrid, write_pictures
+
+if TYPE_CHECKING:
+    from client_app.app import Client
 
 # What summary.json says of the clock, the machine and the run's name, and metrics.jsonl of the clock.
 VOLATILE = {"seconds", "experiment", "finished", "report", "settings", "git_commit"}
@@ -130,6 +133,13 @@ class Federation:
             if not report:
                 patch.setattr("server_app.app.write_report", lambda path: path / "report.html")
             return Run(run_federation(grid or self.grid(), {**self.settings, **(settings or {})}))
+
+    def client(self, node: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> "Client":
+        """Return a client outside of a run, whose owner lets the run use all folders."""
+        from client_app.app import Client
+
+        own = {"data-dir": "/", "state-dir": self.settings["state-dir"]}
+        return Client.of({**self.settings, **(settings or {})}, {**own, **node}, 0)
 
     def newest(self) -> Run:
         """Return the run that was started last, also if it failed."""

@@ -3,7 +3,7 @@
 Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
 Cells are written to benchmarks/results/flagship-<stage>.json as they end; a second call runs only what is missing.
 
-    python benchmarks/reproduce/flagship.py main next one screening           # run what is missing, two at a time
+    python benchmarks/reproduce/flagship.py main forms one screening          # run what is missing, two at a time
     python benchmarks/reproduce/flagship.py anchors few long                  # more of them
     python benchmarks/reproduce/flagship.py cifar10 tail many --data-dir DIR  # cifar10.npz and tiny_imagenet100.npz
     python benchmarks/reproduce/flagship.py --table                           # write docs/flagship.md from the JSON
@@ -67,6 +67,11 @@ SCREENING: Cells = {
     "anchors own": {**SCREENED, "anchors": "own", **FROZEN},
     "anchors private, shrink 1": {**SCREENED, **ALONE},
 }
+# The present form (ADR 9): random vectors that are common to all, so that coordinates mean the same everywhere.
+FULL = {"hyper.pcl": 1.0, "hyper.pal": 1.0}
+MARGIN = {**FULL, "hyper.margin": "literal", "hyper.form": "paper_mean"}
+COMMON = {**EARLIER, **MARGIN, "frame": "shared", "hyper.init": "normal"}
+BARE = {"alignment": "hpcl+hpal"}
 METHODS: Cells = {
     "local": {"strategy": "local"},
     "fedproto": {"strategy": "fedproto"},
@@ -74,13 +79,10 @@ METHODS: Cells = {
     "fedsaf, rcsa": {"strategy": "fedsaf", "alignment": "rcsa"},
     "fedhpro, share = head": {"strategy": "fedhpro", "share": "head"},
     "fedhpro, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **FROZEN},
-    "fedhpro literal, share = head": {"strategy": "fedhpro", "share": "head", **LITERAL},
-    "fedhpro literal, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **LITERAL, **FROZEN},
-    "prototypes at 0.2": EARLIER,
-    "prototypes at 0.2, S frozen": {**EARLIER, **FROZEN},
-    "prototypes at 0.2, anchors = own": {**EARLIER, "anchors": "own", **FROZEN},
-    "prototypes at 0.2, anchors = private, shrink = 1": {**EARLIER, **ALONE},
-    "prototypes at 1": {**EARLIER, "hyper.pcl": 1.0, "hyper.pal": 1.0},
+    "isoproto": COMMON,
+    "isoproto, S frozen": {**COMMON, **FROZEN},
+    "isoproto, private anchors, simplex": {**COMMON, **ALONE},
+    "isoproto, private anchors, no structure": {**COMMON, **BARE, **ALONE},
 }
 ONE: Cells = {
     "fedavg": {"strategy": "fedavg"},
@@ -98,10 +100,9 @@ CIFAR: Cells = {
         "fedsaf, gcsa",
         "fedsaf, rcsa",
         "fedhpro, share = head",
-        "prototypes at 0.2",
-        "prototypes at 0.2, S frozen",
-        "prototypes at 0.2, anchors = own",
-        "prototypes at 0.2, anchors = private, shrink = 1",
+        "isoproto",
+        "isoproto, S frozen",
+        "isoproto, private anchors, simplex",
     )
 }
 TAIL: Cells = {
@@ -111,7 +112,7 @@ TAIL: Cells = {
         "hyper.retrain": "creff",
         "models": "cnn",
     },
-    **{name: METHODS[name] for name in ("local", "prototypes at 0.2", "prototypes at 0.2, S frozen")},
+    **{name: METHODS[name] for name in ("local", "isoproto", "isoproto, S frozen")},
 }
 # 100 classes: does the federation know more of their relations than the simplex, which needs no message?
 MANY: Cells = {
@@ -134,7 +135,6 @@ LONG: Cells = {
     for name, settings in (("local", {"strategy": "local"}), ("prototypes at 0.2", EARLIER))
 }
 # 80 clients with 60 training pictures each: where others' knowledge should be worth most.
-FULL = {"hyper.pcl": 1.0, "hyper.pal": 1.0}
 FEW: Cells = {
     "local": {"strategy": "local"},
     "prototypes at 1": {**EARLIER, **FULL},
@@ -156,36 +156,24 @@ ANCHORS: Cells = {
     "fedhpro's losses, private random vectors (nothing exchanged)": {**RANDOM, "anchors": "private"},
     "the same without margin": {**RANDOM, "anchors": "private", "hyper.margin": "none"},
 }
-# What the table of anchors asks for: isoproto with anchors at full weight and the margin. Random vectors are common to
-# all, so that coordinates mean the same everywhere (frame = shared), and structure, learning, exchange come one by one.
-MARGIN = {**FULL, "hyper.margin": "literal", "hyper.form": "paper_mean"}
-COMMON = {**EARLIER, **MARGIN, "frame": "shared", "hyper.init": "normal"}
-BARE = {"alignment": "hpcl+hpal"}
-NEXT: Cells = {
-    **{name: METHODS[name] for name in ("local", "fedproto", "fedhpro, share = head")},
-    "isoproto": COMMON,
-    "isoproto, S frozen": {**COMMON, **FROZEN},
+# Other forms, one seed.
+FORMS: Cells = {
+    **{name: METHODS[name] for name in ("local", "isoproto", "isoproto, S frozen")},
     "isoproto, no structure": {**COMMON, **BARE},
     "isoproto, no structure, S frozen": {**COMMON, **BARE, **FROZEN},
     "isoproto, SGD 0.1": {**COMMON, "hyper.optimizer": "sgd", "hyper.learning-rate": 0.1},
     "prototypes as anchors": {**EARLIER, **MARGIN},
     "prototypes as anchors, S frozen": {**EARLIER, **MARGIN, **FROZEN},
     "prototypes as anchors, anchors = own": {**EARLIER, **MARGIN, "anchors": "own", **FROZEN},
-    "isoproto, private anchors, simplex": {**COMMON, **ALONE},
-    "isoproto, private anchors, no structure": {**COMMON, **BARE, **ALONE},
+    "prototypes at 1, no margin": {**EARLIER, **FULL},
+    "prototypes at 0.2": EARLIER,
+    "prototypes at 0.2, S frozen": {**EARLIER, **FROZEN},
+    "prototypes at 0.2, anchors = own": {**EARLIER, "anchors": "own", **FROZEN},
+    "prototypes at 0.2, anchors = private, shrink = 1": {**EARLIER, **ALONE},
+    "fedhpro literal, share = head": {"strategy": "fedhpro", "share": "head", **LITERAL},
+    "fedhpro literal, share = head, S frozen": {"strategy": "fedhpro", "share": "head", **LITERAL, **FROZEN},
 }
-# Those of them that got all seeds.
-CHOSEN = (
-    "local",
-    "fedproto",
-    "fedhpro, share = head",
-    "isoproto",
-    "isoproto, S frozen",
-    "isoproto, private anchors, simplex",
-    "isoproto, private anchors, no structure",
-)
 LONG |= {f"{optimiser}, isoproto": {**settings, **COMMON} for optimiser, settings in OPTIMISERS.items()}
-CIFAR |= {"isoproto": COMMON, "isoproto, S frozen": {**COMMON, **FROZEN}}
 FEW |= {"isoproto": COMMON, "isoproto, private anchors, simplex": {**COMMON, **ALONE}}
 MANY |= {"isoproto": COMMON, "isoproto, S frozen": {**COMMON, **FROZEN}}
 CLIENTS_OF = {"few": 80}
@@ -282,11 +270,10 @@ def stages() -> dict[str, Cells]:
             for partition in PARTITIONS
             for name, settings in ANCHORS.items()
         },
-        "next": {
-            f"{partition} | {name} | seed {seed}": {**DIGITS, **PARTITIONS[partition], **settings, "seed": seed}
-            for seed, partition in seeds
-            for name, settings in NEXT.items()
-            if seed == 0 or name in CHOSEN
+        "forms": {
+            f"{partition} | {name} | seed 0": {**DIGITS, **PARTITIONS[partition], **settings, "seed": 0}
+            for partition in PARTITIONS
+            for name, settings in FORMS.items()
         },
         "few": {
             f"by domain | {name} | seed {seed}": {**DIGITS, **PARTITIONS["by domain"], **settings, "seed": seed}
@@ -310,7 +297,7 @@ def adopt(stage: str) -> None:
     path = RESULTS / f"flagship-{stage}.json"
     runs = {identity(s, c["settings"]): c for s in stages() for c in load(RESULTS / f"flagship-{s}.json").values()}
     wanted = {name: runs.get(identity(stage, settings)) for name, settings in stages()[stage].items()}
-    save(path, load(path) | {name: cell for name, cell in wanted.items() if cell}, command(stage))
+    save(path, {name: cell for name, cell in (wanted | load(path)).items() if cell and name in wanted}, command(stage))
 
 
 def command(stage: str) -> str:
@@ -360,13 +347,8 @@ def table() -> str:
 
     sections: list[tuple[str, str, Callable[[], object]]] = [
         (
-            "next",
-            "`isoproto`: common random directions at full weight (three seeds; control: local)",
-            lambda: [seeded("next", partition, NEXT, "local") for partition in PARTITIONS],
-        ),
-        (
             "main",
-            "Before: prototypes as anchors at a fifth of the weight (three seeds; control: local)",
+            "Four architectures, nobody's weights (three seeds; control: local)",
             lambda: [seeded("main", partition, METHODS, "local") for partition in PARTITIONS],
         ),
         (
@@ -380,9 +362,9 @@ def table() -> str:
             lambda: [single("anchors", partition, ANCHORS, "local", " | seed 0") for partition in PARTITIONS],
         ),
         (
-            "next",
-            "Other anchors at full weight, with margin (seed 0; control: local)",
-            lambda: [single("next", partition, NEXT, "local", " | seed 0") for partition in PARTITIONS],
+            "forms",
+            "Other forms (seed 0; control: local)",
+            lambda: [single("forms", partition, FORMS, "local", " | seed 0") for partition in PARTITIONS],
         ),
         (
             "few",

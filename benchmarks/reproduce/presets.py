@@ -22,8 +22,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "presets.json"
 TABLE = ROOT / "docs" / "presets.md"
 COMMAND = "python benchmarks/reproduce/presets.py --data-dir DIR"
 CLIENTS = 20  # of presets that do not say
-# What presets that are methods leave to the user.
-GIVEN = {f"fedhpro/{name}.toml": {"models": "cnn"} for name in ("paper", "released_code")}
+# What a preset that is a method leaves to the user.
+GIVEN = {"fedhpro/paper.toml": {"models": "cnn"}}
 
 
 def presets() -> dict[str, dict[str, Any]]:
@@ -95,8 +95,14 @@ flwr run . --stream -c conf/fedsaf/pacs.toml --federation-config "num-supernodes
 
 `clients` in a preset is the paper's number; `num-supernodes` may be smaller (nodes then stand for several clients
 each), not larger. FedHPro's presets average whole models, as the paper's tables do for all methods, those of HtFE
-groups the classifier: `share='none'` leaves that out. `conf/fedhpro/paper.toml` and `released_code.toml` are methods,
-not columns.
+groups the classifier: `share='none'` leaves that out, and `strategy='local'` leaves out all that is exchanged.
+`conf/fedhpro/paper.toml` and `released_code.toml` are methods, not columns; the latter has data and model of the
+published code too, so it runs as it is.
+
+What is not the papers': pictures are brought to [-1, 1] everywhere, as FedSAF does, where FedHPro uses each data set's
+own mean and spread. The `lambda` and `gamma` that FedSAF's presets name are read off the paper's Fig. 5, for MSE and
+cosine the best cell, for GCSA and RCSA one amid good ones; the paper tells none, and a run that names none takes
+[ours](adr/0003-weights.md).
 
 ## At small scale
 

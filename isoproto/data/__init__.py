@@ -26,6 +26,7 @@ from isoproto.data.partition import (
 )
 from isoproto.data.text import load_texts
 from isoproto.data.text_sets import load_shakespeare, load_text_set
+from isoproto.errors import DataError
 from isoproto.registry import lookup
 
 __all__ = [
@@ -67,6 +68,7 @@ DATASETS: dict[str, Loader] = {
     "office_caltech": functools.partial(load_named, name="office_caltech"),
     "mnist": functools.partial(load_named, name="mnist"),
     "fashionmnist": functools.partial(load_named, name="fashionmnist"),
+    "femnist": functools.partial(load_named, name="femnist"),
     "usps": functools.partial(load_named, name="usps"),
     "svhn": functools.partial(load_named, name="svhn"),
     "syn": functools.partial(load_named, name="syn"),
@@ -99,4 +101,11 @@ def load_dataset(name: str, data_dir: str = "") -> Dataset:
         (torch.Size([6400, 1, 32, 32]), ('scan', 'pen', 'print', 'scene'), 1600)
     """
     key, _, argument = name.partition(":")
-    return lookup(DATASETS, "data", key)(argument, data_folder(data_dir))
+    load = lookup(DATASETS, "data", key)
+    try:
+        return load(argument, data_folder(data_dir))
+    except OSError as err:
+        where = f" {err.filename}" if err.filename else ""
+        raise DataError(
+            f"data '{name}': cannot read{where}: {err.strerror or err}; give this user the right to read it, or mend it"
+        ) from err

@@ -1,5 +1,6 @@
 """What a data set is to everything else: pictures as bytes or texts as token ids, labels, and where each belongs."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +24,7 @@ class Dataset:
         notes: What one must know to read figures on it, such as what stands in for what; a sentence each.
 
     Raises:
-        DataError: If shapes, types or ranges are not as above.
+        DataError: If shapes, types or ranges are not as above, or a name stands for two classes or domains.
     """
 
     x: Tensor
@@ -38,6 +39,8 @@ class Dataset:
     def __post_init__(self) -> None:
         self._check_samples()
         self._check_tensor("the official-test mask", self.test, torch.bool, dims=1)
+        self._check_names("classes", self.classes)
+        self._check_names("domains", self.domains)
         self._check_index("labels", self.y, len(self.classes))
         if (self.domain is None) != (not self.domains):
             raise DataError(
@@ -48,6 +51,12 @@ class Dataset:
 
     def _check_samples(self) -> None:
         raise NotImplementedError
+
+    def _check_names(self, what: str, names: tuple[str, ...]) -> None:
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError(
+                f"{self.source}: names of {what} must differ, got {twice[0]!r} twice; rename one of the two"
+            )
 
     def _check_tensor(self, what: str, tensor: Tensor, dtype: torch.dtype, dims: int) -> None:
         if tensor.dtype != dtype or tensor.dim() != dims or len(tensor) != len(self.x):

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from isoproto.data.base import ImageDataset
-from isoproto.data.imagefolder import dataset_of_files, read_tree
+from isoproto.data.folders import named_below
+from isoproto.data.imagefolder import dataset_of_files, folders_in, read_tree
+from isoproto.data.rows import text_lines
 from isoproto.errors import DataError
 
 
@@ -13,16 +15,27 @@ def read_domainnet(root: Path, side: int) -> ImageDataset:
     Without lists the pictures must lie as ``load_imagefolder`` wants them.
 
     Raises:
-        DataError: If a line is not of that form, or its picture is missing.
+        DataError: If a folder of a domain lacks one of its lists, a list cannot be read or is empty, a line is not of
+            that form, or its picture is missing.
     """
     lists = sorted(root.glob("*_train.txt")) + sorted(root.glob("*_test.txt"))
     if not lists:
         return read_tree(root, side)
+    for domain in folders_in(root):
+        for part in ("train", "test"):
+            if not (root / f"{domain.name}_{part}.txt").is_file():
+                raise DataError(
+                    f"{domain}: its list {domain.name}_{part}.txt is missing in {root}; get both lists of each domain, "
+                    "or remove the folder"
+                )
     files, test = [], []
     for path in lists:
-        for number, line in enumerate(path.read_text("utf8").splitlines(), start=1):
-            picture = root / line.rpartition(" ")[0]
-            if len(picture.relative_to(root).parts) != 3 or not picture.is_file():
+        listed = [line.rstrip("\r\n") for line in text_lines(path)]
+        if not listed:
+            raise DataError(f"{path}: names no picture; get the list again")
+        for number, line in enumerate(listed, start=1):
+            picture = named_below(root, line.rpartition(" ")[0], depth=3)
+            if picture is None:
                 raise DataError(
                     f"{path}, line {number}: wanted DOMAIN/CLASS/NAME NUMBER of a picture under {root}, got {line!r}; "
                     "unpack the archive of that domain, or remove its lists"

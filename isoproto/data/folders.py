@@ -52,6 +52,23 @@ def find(name: str, argument: str, folder: Path) -> Path:
     return path
 
 
+def lies_in(folder: Path, name: str, data_dir: str) -> bool:
+    """Return whether all that a data set's name can mean lies in a folder, links followed; nothing of it is read.
+
+    Args:
+        folder: The folder.
+        name: Of the data set, such as ``npz:FILE``.
+        data_dir: See ``data_folder``.
+
+    Example:
+        >>> [lies_in(Path("/srv"), name, "/srv/a") for name in ("npz:x", "npz:/srv/x", "csv:../../x", "npz:/etc/x")]
+        [True, True, False, False]
+    """
+    start, argument = data_folder(data_dir), name.partition(":")[2]
+    meant = [start / Path(part).expanduser() for part in ("", argument, split_number(argument)[0])]
+    return all(path.resolve().is_relative_to(folder.resolve()) for path in meant)
+
+
 def split_number(argument: str) -> tuple[str, int | None]:
     """Return what stands before and behind the ``@`` of a data set's argument, if that ends in a number > 0.
 
@@ -83,8 +100,34 @@ def content_key(name: str, content: object) -> str:
 
 
 def listing(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return path, size and time of change of each file: what names their content without reading it."""
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    """Return path, size and time of change of each file: what names their content without reading it.
+
+    Raises:
+        DataError: If one is not there, as behind a link that points to nothing.
+    """
+    return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in ((path, _stat(path)) for path in files)]
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as err:
+        if path.is_symlink():
+            raise DataError(
+                f"{path}: a link to {path.readlink()}, where nothing can be read ({err.strerror}); fetch that file "
+                "(if git-annex keeps it: `git annex get`), or remove the link"
+            ) from err
+        raise DataError(f"{path}: cannot be read ({err.strerror}); repair or remove it") from err
+
+
+def named_below(root: Path, name: str, depth: int) -> Path | None:
+    """Return the path of a name in a list, or ``None`` if it has not ``depth`` parts, leaves ``root`` or is not there.
+
+    A link that points to nothing is there: ``listing`` says what is wrong with it.
+    """
+    relative = Path(name)
+    fits = len(relative.parts) == depth and not relative.is_absolute() and ".." not in relative.parts
+    return root / relative if fits and os.path.lexists(root / relative) else None
 
 
 def cached_array(key: str, make: Callable[[], Array]) -> Array:

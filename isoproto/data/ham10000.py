@@ -1,11 +1,11 @@
 """HAM10000 as its makers pack it: pictures in folders, their diagnoses in a table."""
 
-import csv
 import hashlib
 from pathlib import Path
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.imagefolder import dataset_of_files, read_tree
+from isoproto.data.rows import table_rows
 from isoproto.errors import DataError
 
 _TABLE = "HAM10000_metadata.csv"
@@ -21,21 +21,25 @@ def read_ham10000(root: Path, side: int) -> ImageDataset:
     ``load_imagefolder`` wants them.
 
     Raises:
-        DataError: If the table lacks a column, or names a picture that is missing.
+        DataError: If the table cannot be read, lacks a column or a cell, or names a picture that is missing.
     """
     table = root / _TABLE
     if not table.is_file():
         return read_tree(root, side)
     found = {path.stem: path for path in root.rglob("*.jpg")}
-    with table.open(encoding="utf8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or not set(_COLUMNS) <= rows[0].keys():
-        raise DataError(f"{table}: must be a table with the columns {', '.join(_COLUMNS)}; get it again")
-    for row in rows:
+    files, kinds, test = [], [], []
+    for line, row in table_rows(table):
+        if not all(row.get(column) for column in _COLUMNS):
+            raise DataError(
+                f"{table}, line {line}: must have the columns {', '.join(_COLUMNS)}, none of them empty, got "
+                f"{dict(row)!r:.200}; get the table again"
+            )
         if row["image_id"] not in found:
-            raise DataError(f"{table}: there is no {row['image_id']}.jpg under {root}; unpack all of them")
-    files = [found[row["image_id"]] for row in rows]
-    return dataset_of_files(root, files, [r["dx"] for r in rows], [_tests(r["lesion_id"]) for r in rows], side=side)
+            raise DataError(f"{table}, line {line}: there is no {row['image_id']}.jpg under {root}; unpack all of them")
+        files.append(found[row["image_id"]])
+        kinds.append(row["dx"])
+        test.append(_tests(row["lesion_id"]))
+    return dataset_of_files(root, files, kinds, test, side=side)
 
 
 def _tests(lesion: str) -> bool:

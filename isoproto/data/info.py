@@ -242,6 +242,14 @@ INFOS: dict[str, DatasetInfo] = {
         torchvision=Torchvision("FashionMNIST", ("FashionMNIST/raw/*-ubyte",)),
         hugging_face=HuggingFace("zalando-datasets/fashion_mnist"),
     ),
+    "femnist": DatasetInfo(
+        what="FEMNIST (LEAF, Caldas et al. 2018): some 814,000 handwritten digits and letters of 62 classes, 28x28; "
+        "a domain a writer, for partition = 'user'",
+        licence="BSD-2-Clause (LEAF); made of NIST Special Database 19",
+        how_to_get=_DOWNLOAD + ", as hf:flwrlabs/femnist,label=character,domain=writer_id would",
+        files=(KnownFile("femnist.npz"),),
+        hugging_face=HuggingFace("flwrlabs/femnist", label="character", domain="writer_id", test=()),
+    ),
     "usps": DatasetInfo(
         what="USPS (Le Cun et al. 1990): 7,291 + 2,007 handwritten digits, 16x16 grey",
         licence="none stated; made available by AT&T research labs",
@@ -348,7 +356,9 @@ INFOS: dict[str, DatasetInfo] = {
         what="the next of 80 characters in a role's speeches (LEAF, Caldas et al. 2018); a domain a role; "
         "shakespeare:STEP sets the characters between windows",
         licence="public domain",
-        how_to_get="put speeches as shakespeare.jsonl.gz into `data-dir`: rows of `speaker`, `split`, `text`",
+        how_to_get="put speeches as shakespeare.jsonl.gz into `data-dir`: rows of `speaker`, `split`, `text`. LEAF's "
+        "data/shakespeare/preprocess.sh with --raw makes them of Project Gutenberg's Shakespeare: a role is a user of "
+        "its all_data.json, and its text is `raw`; flwrlabs/shakespeare of Hugging Face has windows, not speeches",
         files=(
             KnownFile("shakespeare.jsonl.gz"),
             KnownFile(

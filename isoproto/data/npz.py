@@ -19,7 +19,8 @@ from isoproto.errors import DataError
 
 Array = npt.NDArray[Any]
 
-_UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+# What zip and numpy raise for a file that is damaged, or packed in ways that they cannot read (RuntimeError).
+_UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def load_npz(argument: str, folder: Path) -> ImageDataset:
@@ -61,9 +62,14 @@ def count_samples(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator["_Reader"]:
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
-    with np.load(path, allow_pickle=False) as archive:
+    with path.open("rb") as file:  # else a file that this user may not read counts as none of these
+        if not zipfile.is_zipfile(file):
+            raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
+    try:
+        opened = np.load(path, allow_pickle=False)
+    except _UNREADABLE as err:
+        raise DataError(f"{path}: not an npz file, or damaged; write it with numpy.savez") from err
+    with opened as archive:
         if "jpeg" not in archive and "train_x" not in archive:
             raise DataError(
                 f"{path}: must hold `train_x` (arrays) or `jpeg` (encoded pictures), got {', '.join(archive.files)}"
@@ -94,7 +100,7 @@ class _Reader:
         if key not in self.archive:
             raise DataError(f"{self.path}: array `{key}` is missing; wanted {wanted}")
         try:
-            array: Array = self.archive[key]
+            array: Array = np.asarray(self.archive[key])  # a member that is no array comes as bytes
         except _UNREADABLE as err:
             raise DataError(f"{self.path}: array `{key}` cannot be read ({err}); wanted {wanted}") from err
         if array.dtype.kind not in kinds or array.ndim not in dims:

@@ -76,7 +76,8 @@ def split_clients(
         split: ``merged``: the official parts are pooled and dealt out, then each client draws its own test part
             (FedSAF's protocol). ``official``: the official training part is dealt out, and the official test
             samples go to the clients in proportion to the training samples they hold of the same class (and
-            domain), by largest remainders, each to one client at most. ``global``: the same training parts, and
+            domain), by largest remainders, each to one client at most; where nobody holds any of a class in a domain,
+            but in another, in proportion to what they hold of that domain. ``global``: the same training parts, and
             every client is tested on the whole official test part.
         test_fraction: Share of a client's samples that is its test part if ``split`` is ``merged``, in
             ``[0, 1)``. Unless it is 0, a client with two samples or more has at least one in either part; a
@@ -105,6 +106,7 @@ def split_clients(
             raise ConfigError(f"partition {name!r} takes no argument, got {argument!r}; {', '.join(ARGUMENTS)} do")
         field, parse = ARGUMENTS[name]
         options = replace(options, **{field: parse(argument)})
+    options = replace(options, domain_names=dataset.domains)
     rng = np.random.RandomState(seed)
     kept = thin(_kind(dataset), options.max_samples, rng)
     less = _only(dataset, kept)
@@ -160,7 +162,7 @@ def _official(
     labels, domains = _numpy(dataset.y), _domains(dataset)
     group = labels if domains is None else labels + len(dataset.classes) * domains
     parts = _dealt(dataset, train, partitioner, clients, rng, options)
-    tests = _deal_in_proportion(group, parts, rng.permutation(test), rng)
+    tests = _deal_in_proportion(group, len(dataset.classes), parts, rng.permutation(test), rng)
     return [ClientSplit(train=a, test=b) for a, b in zip(parts, tests, strict=True)]
 
 
@@ -204,12 +206,16 @@ def _dealt(
 
 
 def _deal_in_proportion(
-    group: Indices, parts: list[Indices], test: Indices, rng: np.random.RandomState
+    group: Indices, classes: int, parts: list[Indices], test: Indices, rng: np.random.RandomState
 ) -> list[Indices]:
     """Deal ``test`` in proportion to what each client holds of each ``group``, by largest remainders.
 
+    Where nobody holds a class of a domain, but of another, it is what they hold of the domain: so each domain is tested
+    whole, also where its clients draw a fraction of it.
+
     Args:
-        group: Group of each sample of the data set, in ``[0, G)``.
+        group: Class of each sample of the data set, and ``classes`` times its domain, in ``[0, G)``.
+        classes: Number of classes.
         parts: Training samples of each of the ``N`` clients.
         test: Test samples in random order.
         rng: Breaks ties, so that low client numbers have no advantage.
@@ -217,6 +223,9 @@ def _deal_in_proportion(
     groups = int(group.max()) + 1
     held = np.stack([np.bincount(group[part], minlength=groups) for part in parts])  # [N, G]
     available = np.bincount(group[test], minlength=groups)  # [G]
+    label, total = np.arange(groups) % classes, held.sum(0)
+    alone = np.flatnonzero((total == 0) & (np.bincount(label, total)[label] > 0))
+    held[:, alone] = np.add.reduceat(held, np.arange(0, groups, classes), axis=1)[:, alone // classes]
     total = held.sum(0)
     share, remainder = np.divmod(held * available, np.maximum(total, 1))
     left = np.where(total > 0, available, 0) - share.sum(0)

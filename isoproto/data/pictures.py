@@ -26,13 +26,28 @@ logger = logging.getLogger("isoproto")
 
 _GREY_MODES = {"1", "L", "LA"}
 _DEEP_MODES = {"I", "F"}  # and "I;16", "I;16B", ...: more than eight bits a channel
+_ORIENTATION = 0x0112  # EXIF's tag of that name; its values 2 to 8, and what undoes them:
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+_UPRIGHT, _SIDEWAYS = 1, {5, 6, 7, 8}
 _AT_ONCE = 4096  # pictures resized at once: as floats they take four times the memory
 # What pillow raises for a file that is no picture, or half of one; and `Image.DecompressionBombError`.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error)
 
 
 def decode_pictures(
-    pictures: Sequence[Path | npt.NDArray[np.uint8]], name: Callable[[int], str], side: int | None = None
+    pictures: Sequence[Path | npt.NDArray[np.uint8]],
+    name: Callable[[int], str],
+    side: int | None = None,
+    *,
+    upright: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """Decode picture files into one array.
 
@@ -43,6 +58,7 @@ def decode_pictures(
         pictures: Paths, or the bytes of files, ``N`` of any format that pillow knows, eight bits a channel.
         name: What to call picture ``i`` in an error text.
         side: Resize all to ``side x side`` pixels instead.
+        upright: Turn each as its EXIF data say, which cameras write that keep the picture as their chip lay.
 
     Returns:
         Shape ``[N, channels, H, W]``, 1 or 3 channels.
@@ -52,12 +68,13 @@ def decode_pictures(
     """
     from PIL import Image
 
+    orientation = _orientation if upright else lambda _: _UPRIGHT
     # Headers alone first: sizes and modes must be known before the array is allocated.
     sizes: Counter[tuple[int, int]] = Counter()
     modes = set()
     for i, picture in enumerate(pictures):
         with _opened(picture, i, name) as image:
-            sizes[image.size] += 1
+            sizes[image.size[::-1] if orientation(image) in _SIDEWAYS else image.size] += 1
             modes.add(image.mode)
     grey = modes <= _GREY_MODES
     size = (side, side) if side else sizes.most_common(1)[0][0]
@@ -67,7 +84,9 @@ def decode_pictures(
     out = np.empty((len(pictures), 1 if grey else 3, size[1], size[0]), np.uint8)
     for i, picture in enumerate(pictures):
         with _opened(picture, i, name) as image:
+            turn = _TURNS.get(orientation(image))
             plain = image.convert("L" if grey else "RGB")
+            plain = plain.transpose(Image.Transpose[turn]) if turn else plain
             pixels = np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.LANCZOS))
         out[i] = pixels if grey else pixels.transpose(2, 0, 1)
     return out
@@ -97,6 +116,15 @@ def fit(x: Tensor, side: int, channels: int) -> Tensor:
 def _resize(x: Tensor, side: int) -> Tensor:
     resized = functional.interpolate(x, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
     return resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return how EXIF data say that a picture lies; data that cannot be read say nothing."""
+    try:
+        found = image.getexif().get(_ORIENTATION) if "exif" in image.info else _UPRIGHT
+    except _UNREADABLE:
+        return _UPRIGHT
+    return found if found in _TURNS else _UPRIGHT
 
 
 @contextmanager

@@ -82,14 +82,21 @@ def read_texts(
             continue
         if split not in ("train", "test"):
             raise DataError(f"{path}, line {line}: 'split' must be 'train' or 'test', got {split!r}")
+        column = next((column for column in group if row.get(column) is not None), "")
         if not found.lines:
-            chosen = next((column for column in group if row.get(column) is not None), "")
+            chosen = column
+        if column != chosen:
+            raise DataError(
+                f"{path}, line {line}: all rows must have the same of {' or '.join(map(repr, group))}, or none; got "
+                f"{column or 'none'}, and {chosen or 'none'} in the first row; fill it in everywhere"
+            )
         parts = [part for part in (row.get("title"), row["text"]) if part]
         if not all(isinstance(part, str) for part in parts):
             raise DataError(f"{path}, line {line}: 'text' must be text, got {parts!r:.100}")
         text = " ".join(parts)
         if not text.strip():
             raise DataError(f"{path}, line {line}: the text is empty; give it some words or remove the row")
+        _check_whole(path, line, "text", text)
         if chosen:
             found.groups.append(_name(path, line, chosen, row.get(chosen)))
         found.lines.append(line)
@@ -104,12 +111,28 @@ def read_texts(
 def _name(path: Path, line: int, column: str, value: object) -> str:
     """Return a cell that names a class or a group."""
     if (isinstance(value, str) and value) or type(value) is int:
+        _check_whole(path, line, column, str(value))
         return str(value)
     raise DataError(f"{path}, line {line}: {column!r} must be a name or a whole number, got {value!r:.100}")
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the decoded lines, each with its end."""
+def _check_whole(path: Path, line: int, column: str, value: str) -> None:
+    """Refuse half a character: JSON writes some as two, and a text may have been cut between them."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as err:
+        raise DataError(
+            f"{path}, line {line}: {column!r} holds half a character, {value[err.start]!r} at place {err.start + 1}; "
+            "cut it before, or remove the row"
+        ) from err
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, gzipped if its name ends in ``.gz``, each with its end.
+
+    Raises:
+        DataError: If it cannot be read, or a line is not UTF-8.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -125,22 +148,38 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(text_lines(path), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError as err:
+            row = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as err:
             raise DataError(f"{path}, line {number}: not JSON ({err})") from err
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: must be an object like {{...}}, got {line.strip()!r:.100}")
         yield number, row
 
 
-def _table_rows(path: Path) -> Iterator[Row]:
-    reader = csv.reader(_lines(path), strict=True)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError(f"names must differ, got {', '.join(repr(name) for name, _ in pairs)}")
+    return row
+
+
+def table_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a table, by the names in its first row, each with the line where it ends.
+
+    Raises:
+        DataError: If it cannot be read, names a column twice, or a row has not as many cells as there are columns.
+    """
+    reader = csv.reader(text_lines(path), strict=True)
     try:
         header = next(reader, [])
+        if twice := [name for name in header if name and header.count(name) > 1]:
+            raise DataError(
+                f"{path}, line {reader.line_num}: column {twice[0]!r} is named twice; rename or remove one of the two"
+            )
         for cells in reader:
             if not cells:
                 continue
@@ -154,4 +193,4 @@ def _table_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}, line {reader.line_num}: not CSV ({err})") from err
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {"jsonl": _json_rows, "csv": _table_rows}
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {"jsonl": _json_rows, "csv": table_rows}

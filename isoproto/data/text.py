@@ -6,7 +6,7 @@ import torch
 
 from isoproto.data.base import TextDataset
 from isoproto.data.folders import find, split_number
-from isoproto.data.rows import Texts, read_texts
+from isoproto.data.rows import Texts, read_texts, text_lines
 from isoproto.data.tokens import LENGTH, tokenise
 from isoproto.errors import DataError
 
@@ -71,10 +71,7 @@ def text_dataset(
 def _classes(path: Path, rows: Texts) -> tuple[str, ...]:
     listed = path.with_name(f"{path.name.partition('.')[0]}.classes.txt")
     if listed.is_file():
-        try:
-            names = [line.strip() for line in listed.read_text("utf-8-sig").splitlines()]
-        except (OSError, UnicodeDecodeError) as err:
-            raise DataError(f"{listed}: cannot be read ({err}); it must be UTF-8, a class a line") from err
+        names = [line.strip() for line in text_lines(listed)]
         if len(set(names)) < len(names) or "" in names or not names:
             raise DataError(f"{listed}: must name each class once, a line each and none empty, got {names!r:.200}")
         return tuple(names)

@@ -10,6 +10,7 @@ import torch
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key, listing
+from isoproto.data.imagefolder import refuse_empty
 from isoproto.data.info import Torchvision
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
@@ -31,7 +32,7 @@ def read_torchvision(name: str, place: Torchvision, folder: Path, side: int = 0)
         side: Rows and columns that pictures in files are brought to.
 
     Raises:
-        DataError: If files are damaged or not those that torchvision knows.
+        DataError: If files are damaged or not those that torchvision knows, or a class that is listed has no picture.
     """
     files = torchvision_files(place, folder)
     key = content_key(name, listing(files))
@@ -103,6 +104,7 @@ def _content(part: Any, side: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[n
         # They come in the order in which the file system has them, which differs from machine to machine.
         listed = sorted(zip(map(Path, part._image_files), part._labels, strict=True))
         files = [path for path, _ in listed]
+        refuse_empty((part._data_dir / name[0] / name for name in part.classes), {path.parent for path in files})
         return decode_pictures(files, lambda i: str(files[i]), side), np.array([label for _, label in listed])
     y = np.asarray(part.labels if hasattr(part, "labels") else part.targets, np.int64)
     x = np.asarray(part.data)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from isoproto.precision import full_precision, outside_autocast
 
 SMALL = 1e-6  # ratio of squared lengths below which a difference is rounding noise in float32
+FLOOR = 1e-24  # squared length up to which a row has no direction: the gradient of normalising it leaves float32
 CHUNK = 2**15  # entries of the [S, B, B] matrices prepared at once: hides the overhead of an operation, fits a cache
 
 Missing = Literal["mask", "self"]
@@ -234,6 +235,18 @@ def check_width(x: Tensor, prototypes: Tensor) -> None:
             f"features and prototypes must have the same width, got {tuple(x.shape)} and {tuple(prototypes.shape)} "
             f"for the same batch; give the model the federation's feature-dim, or use 'gcsa' or 'rcsa'"
         )
+
+
+def directions(x: Tensor, noise: float = SMALL**2) -> tuple[Tensor, Tensor]:
+    """Rows ``[..., n, d]`` of length 1, and which rows have a direction at all.
+
+    The others are shorter than float32 can normalise, or rounding noise: their squared length is ``noise`` times the
+    mean or less. Rows that did not come about by a subtraction are exact however long their neighbours are, and take
+    ``noise = 0``.
+    """
+    energy = x.square().sum(-1)
+    keep = energy > (noise * energy.mean(-1, keepdim=True)).clamp(min=FLOOR)
+    return x * torch.where(keep, energy, 1).rsqrt().unsqueeze(-1), keep
 
 
 def one_minus_cosine(a: Tensor, b: Tensor, informative: Tensor) -> Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from isoproto.losses.base import SMALL, AlignmentLoss, check_width, full_precision_pair
-from isoproto.losses.mse import target
+from isoproto.losses import mse
+from isoproto.losses.base import AlignmentLoss, check_width, directions, full_precision_pair
 from isoproto.precision import outside_autocast
 
 
@@ -27,11 +26,19 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
         Loss, shape ``[]``, in [0, 2]. Rows of zero length, in either argument, are left out.
 
     Example:
+        >>> import torch
         >>> pair(torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([[1.0, 0.0], [5.0, 0.0]]))
         tensor(0.5000)
     """
     a, b = full_precision_pair(a, b, any_width=False)
     return _weighted(a.unsqueeze(0), b, a.new_ones(1, len(a)))[0]
+
+
+@outside_autocast
+def target(prototypes: Tensor, present: Tensor) -> Tensor:
+    """Directions ``[C, d]`` of the prototypes; absent rows and those of zero length are zero."""
+    rows, keep = directions(mse.target(prototypes, present), noise=0)
+    return rows * keep.unsqueeze(1)
 
 
 def prepare(rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
@@ -47,11 +54,9 @@ def compare(x: Tensor, averages: Tensor, weights: Tensor, wanted: Tensor) -> Ten
 
 def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     """Weighted mean of 1 - cosine over the rows of ``a`` ``[L, n, d]`` and ``b`` ``[n, d]`` that have a direction."""
-    a_energy, b_energy = a.square().sum(2), b.square().sum(1)
-    keep = (a_energy > SMALL**2 * a_energy.mean(1, keepdim=True)) & (b_energy > SMALL**2 * b_energy.mean())
-    norms = torch.where(keep, a_energy * b_energy, 1).sqrt()
-    weights = weights * keep
-    return (weights * (1 - (a * b).sum(2) / norms)).sum(1) / weights.sum(1).clamp(min=1e-20)
+    (a, a_keep), (b, b_keep) = directions(a), directions(b)
+    weights = weights * (a_keep & b_keep)
+    return (weights * (1 - (a * b).sum(2))).sum(1) / weights.sum(1).clamp(min=1e-20)
 
 
 COSINE = AlignmentLoss(pair, target, prepare, compare)

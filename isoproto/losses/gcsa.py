@@ -13,7 +13,7 @@ from isoproto.losses.base import (
     gather_pairs,
     gram_backward,
 )
-from isoproto.precision import full_precision, outside_autocast
+from isoproto.precision import full_precision, outside_autocast, wide
 
 TINY = 1e-12  # energy of centred rows below which they are taken for one point
 
@@ -68,25 +68,24 @@ def _standardised(x: Tensor) -> tuple[Tensor, Tensor]:
 def target(prototypes: Tensor, present: Tensor) -> Tensor:
     """Kernel ``[C, C]`` of the present prototypes, :math:`-D/2` of their squared distances :math:`D`.
 
-    Centring makes the Gram matrix and this one equal, but here equal rows give exact zeros. Rows and columns of
-    absent classes are zero.
+    Centring makes the Gram matrix and this one equal, but here equal rows give exact zeros, and a prototype far off
+    takes no digits from the others. Rows and columns of absent classes are zero.
     """
-    mask = present.unsqueeze(1)
-    p = torch.where(mask, full_precision(prototypes), 0)
-    centred = torch.where(mask, p - p.sum(0) / present.sum().clamp(min=1), 0)  # keeps digits that the mean swallows
-    return _kernel(centred @ centred.T, p.square().sum(1), present)
+    p = torch.where(present.unsqueeze(1), prototypes.to(wide(prototypes)), 0)
+    distances = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist")
+    return _kernel(distances.square() / 2, p.square().sum(1), present).to(full_precision(prototypes).dtype)
 
 
 @outside_autocast
 def relations(matrix: Tensor, present: Tensor) -> Tensor:
     """The same kernel from a Gram matrix ``[C, C]`` of classes, centred or not, symmetric and of float dtype."""
     gram = full_precision(matrix)
-    return _kernel(gram, gram.diagonal(), present)
-
-
-def _kernel(gram: Tensor, energy: Tensor, present: Tensor) -> Tensor:
     squares = gram.diagonal()
-    half = (squares.unsqueeze(1) + squares) / 2 - gram
+    return _kernel((squares.unsqueeze(1) + squares) / 2 - gram, squares, present)
+
+
+def _kernel(half: Tensor, energy: Tensor, present: Tensor) -> Tensor:
+    """Half the squared distances, negative; 0 for what is no pair or closer than rounding can tell."""
     noise = (SMALL / 2 * (energy.unsqueeze(1) + energy)).clamp(min=TINY)
     return torch.where(present.unsqueeze(1) & present & (half > noise), -half, 0)
 

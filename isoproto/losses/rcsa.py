@@ -10,6 +10,7 @@ from isoproto.losses.base import (
     SMALL,
     AlignmentLoss,
     attach_gradient,
+    directions,
     full_precision_pair,
     gather_pairs,
     gram_backward,
@@ -51,18 +52,11 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
         tensor(0.0572)
     """
     a, b = full_precision_pair(a, b, any_width=True)
-    (a, a_keep), (b, b_keep) = _directions(a), _directions(b)
+    (a, a_keep), (b, b_keep) = directions(a), directions(b)
     keep = a_keep & b_keep
     pairs = keep.unsqueeze(1) & keep
     r, s = _dissimilarity(a @ a.T, pairs), _dissimilarity(b @ b.T, pairs)
     return one_minus_cosine(r, s, keep.sum() > 2)
-
-
-def _directions(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of length 1, and which rows have a direction at all."""
-    energy = x.square().sum(1)
-    keep = energy > SMALL**2 * energy.mean()
-    return x * torch.where(keep, energy, 1).rsqrt().unsqueeze(1), keep
 
 
 def _dissimilarity(cosines: Tensor, pairs: Tensor) -> Tensor:
@@ -77,7 +71,7 @@ def target(prototypes: Tensor, present: Tensor) -> Tensor:
     Rows and columns of absent classes and of prototypes of zero length are zero: a class at no distance from any
     other is left out.
     """
-    p, keep = _directions(torch.where(present.unsqueeze(1), full_precision(prototypes), 0))
+    p, keep = directions(torch.where(present.unsqueeze(1), full_precision(prototypes), 0), noise=0)
     return 2 * _dissimilarity(p @ p.T, keep.unsqueeze(1) & keep)
 
 

@@ -219,7 +219,7 @@ def _protocol(run: Run) -> str:
     evaluations = [line for line in run.metrics if line["kind"] == "evaluation"]
     if not evaluations:
         return ""
-    rows = ([_evaluations(evaluations)], [table for table in (_classes(run), _goals(run)) if table])
+    rows = ([_evaluations(evaluations)], [table for table in (_classes(run), _goals(run), _late(run)) if table])
     return "".join(f'<div class="grid">{_panels(tables)}</div>' for tables in rows if tables)
 
 
@@ -251,17 +251,32 @@ def _classes(run: Run) -> str:
 
 
 def _goals(run: Run) -> str:
-    reached, late = run.summary["rounds_to"], run.summary["late"]
-    rows = [(f"first round with a mean of {percent(float(level))}", r) for level, r in reached.items() if r is not None]
-    if late["clients"]:
-        joined = NOTHING if late["joined"] is None else late["joined"]
-        rows += [
-            (f"{_count(late['clients'], 'client')} kept from training before round", joined),
-            ("their mean before that", percent(late["before"])),
-            ("their mean at the end", percent(late["mean"])),
-            ("mean of the others at the end", percent(late["others"])),
-        ]
-    return _table("Milestones", ("what", "value"), rows, numbers=(1,)) if rows else ""
+    columns = {
+        "mean": run.summary["rounds_to"],
+        "mean of domains": run.summary["domains"].get("rounds_to", {}),
+        "averaged model, all test data": run.summary["global"].get("rounds_to", {}),
+    }
+    shown = {name: reached for name, reached in columns.items() if any(r is not None for r in reached.values())}
+    found = {level: [reached.get(level) for reached in shown.values()] for level in run.summary["rounds_to"]}
+    rows = [
+        [percent(float(level)), *(NOTHING if r is None else r for r in rounds)]
+        for level, rounds in found.items()
+        if any(r is not None for r in rounds)
+    ]
+    table = _table("First round with at least", ("accuracy", *shown), rows, numbers=range(1, len(shown) + 1))
+    return table if rows else ""
+
+
+def _late(run: Run) -> str:
+    late = run.summary["late"]
+    joined = NOTHING if late["joined"] is None else late["joined"]
+    rows = [
+        (f"{_count(late['clients'], 'client')} kept from training before round", joined),
+        ("their mean before that", percent(late["before"])),
+        ("their mean at the end", percent(late["mean"])),
+        ("mean of the others at the end", percent(late["others"])),
+    ]
+    return _table("Clients that join late", ("what", "value"), rows, numbers=(1,)) if late["clients"] else ""
 
 
 def _learned(run: Run) -> str:

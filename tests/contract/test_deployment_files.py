@@ -12,16 +12,21 @@ from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from client_app.app import Client
 from isoproto.config import RunConfig, read_overrides
+from isoproto.data import class_counts
+from isoproto.errors import ConfigError
 from server_app.app import unknown_names
+from strategies import STRATEGIES
+from tests.fakes import write_pictures
 
 ROOT = Path(__file__).parents[2]
 FILES = ("docker-compose.yml", "deploy/server.yml", "deploy/node.yml")
 PARSERS = {"flower-superlink": _parse_args_run_superlink, "flower-supernode": _parse_args_run_supernode}
-SETTINGS = {
-    "ISOPROTO_SUPERLINK": "link.example.org:8443",
-    "ISOPROTO_NODE": "node-7",
-    "ISOPROTO_NODE_CONFIG": 'data="imagefolder:/data" model="cnn"',
+SETTINGS = {  # those without a default
+    name: value.strip("'")
+    for name, value in re.findall(r"^(\w+)=(.*)", (ROOT / "deploy/node.env.example").read_text(), re.MULTILINE)
+    if name in ("ISOPROTO_SUPERLINK", "ISOPROTO_NODE", "ISOPROTO_NODE_CONFIG")
 }
 _VARIABLE = re.compile(r"\$\{(\w+)(?:(:-|:\?)([^}]*))?\}")
 
@@ -149,7 +154,8 @@ def test_gpus_are_for_the_nodes(file, gpus):
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
-def test_a_device_is_called_as_its_key():
+def test_a_device_is_called_as_its_key(monkeypatch):
+    monkeypatch.setitem(SETTINGS, "ISOPROTO_NODE", "node-7")
     node = service(ROOT / "deploy/node.yml", "node")
     assert parse_config_args([node["command"][-1].partition("=")[2]])["name"] == "node-7"
     assert document("deploy/node.yml")["secrets"]["node.key"]["file"].endswith("/node-7.key")
@@ -166,9 +172,29 @@ def test_what_a_node_keeps_beside_its_compose_file_is_not_committed(setting):
 def test_every_node_has_a_key_and_a_share_of_its_own():
     nodes = [service(ROOT / FILES[0], f"node-{number}") for number in range(3)]
     configs = [parse_config_args([node["command"][-1].partition("=")[2]]) for node in nodes]
-    assert configs == [{"partition-id": number, "num-partitions": 3} for number in range(3)]
+    assert [(one["partition-id"], one["num-partitions"]) for one in configs] == [(0, 3), (1, 3), (2, 3)]
     assert [node["secrets"][1]["source"] for node in nodes] == [f"node-{number}.key" for number in range(3)]
     assert len({tuple(node["command"][:-1]) for node in nodes}) == 1
+
+
+def resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a server sends."""
+    config = RunConfig.from_mapping(values)
+    return STRATEGIES[config.strategy].resolve(config).changes()
+
+
+@pytest.mark.parametrize(("file", "name"), [pair for pair in SERVICES if pair[1].startswith("node")])
+def test_a_node_says_what_may_leave_and_takes_part_in_the_run_of_deployments(file, name, tmp_path):
+    node = parse_config_args([service(ROOT / file, name)["command"][-1].partition("=")[2]])
+    assert (node["min-class-samples"], node["may-send"]) == (5, "gradients")
+    run = resolved(read_overrides([str(ROOT / "conf/deploy.toml")]))
+    if "data" in node:
+        node["data"] = f"npz:{write_pictures(tmp_path / 'pictures.npz')}"
+    client = Client.of({**run, "models": "cnn"}, node, 0)
+    # As in a simulation, where the least is one sample: no class of the data that are built in is smaller.
+    assert set(class_counts(client.data.train_y, client.num_classes)) <= {0, *range(5, 10_000)}
+    with pytest.raises(ConfigError, match="asks for base, head, and `may-send` of this node allows gradients"):
+        Client.of({**resolved({"strategy": "fedavg"}), "models": "cnn"}, node, 0)
 
 
 def test_the_proxy_lets_nothing_but_fleet_and_health_through():

@@ -10,8 +10,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models import FAMILIES, MODELS, TEXT_MODELS, FeatureModel, ModelSpec, TextSpec, create_model
+from models import (
+    FAMILIES,
+    MODELS,
+    TEXT_MODELS,
+    FeatureModel,
+    ModelSpec,
+    TextSpec,
+    architecture_for,
+    create_model,
+    head_for,
+)
 from models.cost import cost
+from models.resnet import narrow_resnet
 
 SMALL = FAMILIES["demo4"]
 LARGE = ("resnet101", "resnet152", "vit_b16", "vit_b32")  # seconds and gigabytes: what is dear is asked of the others
@@ -193,6 +204,30 @@ def test_the_papers_models_have_the_counted_sizes(
     assert found.parameters == base + 512 * 10 + 10
     assert found.flops == pytest.approx(2e6 * million_products, rel=5e-3)
     assert found.width == width
+
+
+@pytest.mark.parametrize(("name", "partition", "parameters"), [("vit_b16", 8, 86_052_874), ("vit_b32", 9, 87_820_042)])
+def test_transformers_in_a_mixed_group_have_the_counted_sizes_with_their_own_head(
+    name: str, partition: int, parameters: int
+) -> None:
+    assert architecture_for("htm10", partition) == name
+    assert cost(name, dataclasses.replace(WIDE, head=head_for("htm10", partition, 512))).parameters == parameters
+
+
+def test_the_residual_network_of_fedhpros_code_has_the_counted_size() -> None:
+    """Width 32 and 256 features: ``algorithms.md``, 5.3, without the layers that the code owns and never uses."""
+    spec = dataclasses.replace(SPEC, feature_dim=256)
+    found, model = cost("resnet10_cifar32", spec), on_meta("resnet10_cifar32", spec)
+    assert (found.parameters, found.width) == (1_228_970, 256)
+    assert sum(b.numel() for b in model.buffers()) == 2_892
+    assert found.flops == pytest.approx(2e6 * 63.8, rel=5e-3)
+
+
+def test_a_residual_network_of_any_width_is_torchvisions_narrower() -> None:
+    with torch.device("meta"):
+        ours = narrow_resnet(64)(WIDE)
+    shapes = [tuple(tensor.shape) for tensor in ours.state_dict().values()]
+    assert shapes == [tuple(tensor.shape) for tensor in on_meta("resnet10_cifar", WIDE).base.state_dict().values()]
 
 
 @pytest.mark.parametrize(

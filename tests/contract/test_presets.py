@@ -1,5 +1,6 @@
 """What every file under conf/ must be: settings that run, at the paper's scale and at the small one."""
 
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isoproto.config import RunConfig, read_overrides
+from isoproto.errors import ConfigError
 from models import TEXT_MODELS, ModelSpec, TextSpec, architectures
 from models.cost import cost
 from server_app.app import unknown_names
@@ -48,6 +50,31 @@ def test_a_column_begins_with_its_table_and_with_a_command_that_resolves(name):
     assert STRATEGIES[config.strategy].resolve(config).strategy == name.split("/")[1]
 
 
+@pytest.mark.parametrize("name", [name for name in COLUMNS if "fedsaf" in name])
+def test_a_column_of_fedsaf_tells_the_weights_of_each_loss_and_what_fedproto_needs(name):
+    text = PRESETS[name].read_text()
+    told = dict(re.findall(r"^#   (\w+) +(\S+ / \S+)$", text, re.MULTILINE))
+    assert told == {"gcsa": "5 / 30", "rcsa": "5 / 30", "mse": "0.01 / 0.01", "cosine": "0.01 / 1"}
+    assert "alignment='gcsa' lambda=5 gamma=30" in text
+    added = re.search("^# For (strategy='fedproto') add (.*), as in", text, re.MULTILINE).groups()
+    config = RunConfig.from_mapping({**read_overrides([str(PRESETS[name])]), **read_overrides(added)})
+    assert (config.strategy, config.proto_source, config.stale) == ("fedproto", "all-epochs", "drop")
+
+
+@pytest.mark.parametrize("group", ["htm4", "htm10"])
+def test_the_columns_with_transformers_have_their_heads(group):
+    columns = [name for name in COLUMNS if name.endswith(f"_{group}.toml")]
+    assert len(columns) == 2
+    assert {read_overrides([str(PRESETS[name])])["heads"] for name in columns} == {group}
+
+
+def test_the_preset_of_the_published_code_is_a_run_of_one_model_as_it_is():
+    config = RunConfig.from_mapping(read_overrides([str(PRESETS[METHODS[1]])]), check=unknown_names)
+    assert architectures(config.models) == ("resnet10_cifar32",)
+    assert (config.data, config.share, config.clients) == ("cifar10", "model", 10)
+    assert cost(config.models, ModelSpec(3, 32, 32, config.feature_dim, 10)).parameters == 1_228_970
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_column_says_all_of_a_papers_setting(name):
     needed = {"clients", "data", "partition", "models", "feature-dim", "rounds", "epochs", "batch-size"}
@@ -58,8 +85,15 @@ def test_a_column_says_all_of_a_papers_setting(name):
 @pytest.mark.parametrize("name", COLUMNS)
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_a_column_takes_every_method(name, strategy):
-    values = {**read_overrides([str(PRESETS[name])]), "strategy": strategy}
-    assert STRATEGIES[strategy].resolve(RunConfig.from_mapping(values)).strategy == strategy
+    config = RunConfig.from_mapping({**read_overrides([str(PRESETS[name])]), "strategy": strategy})
+    if config.heads != "linear" and strategy in ("fedavg", "fedhpro"):
+        with pytest.raises(ConfigError, match=f"averages heads.*`heads = {config.heads}` deals out others"):
+            STRATEGIES[strategy].resolve(config)
+        return
+    resolved = STRATEGIES[strategy].resolve(config)
+    assert resolved.strategy == strategy
+    if strategy == "local":
+        assert (resolved.prototypes, resolved.alignment, resolved.share) == ("none", "none", "none")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -195,6 +195,52 @@ def test_it_refuses_an_alignment_without_prototypes(kind):
         kind.resolve(RunConfig.from_mapping({"prototypes": "none", "alignment": "mse"}))
 
 
+def resolved(**settings):
+    config = RunConfig.from_mapping(settings)
+    return STRATEGIES[config.strategy].resolve(config)
+
+
+def test_the_order_of_terms_says_nothing():
+    one, other = (resolved(strategy="fedhpro", alignment=terms) for terms in ("hpcl+hpal", "hpal + hpcl"))
+    assert dataclasses.replace(other, alignment=one.alignment) == one
+
+
+@pytest.mark.parametrize("alignment", ["gcsa", "rcsa+hpcl+hpal", "hpcl", "cosine"])
+@pytest.mark.parametrize("strategy", ["isoproto", "fedhpro"])
+def test_a_methods_own_defaults_hold_whatever_the_alignment(strategy, alignment):
+    config, defaults = resolved(strategy=strategy, alignment=alignment), STRATEGIES[strategy].defaults
+    assert defaults.items() <= dataclasses.asdict(config).items()
+
+
+def test_the_weights_of_a_methods_own_loss_are_not_those_of_another():
+    own, joined, other = (resolved(strategy="fedproto", alignment=terms) for terms in ("mse", "hpal+mse", "cosine"))
+    assert [(c.lambda_, c.gamma, c.missing) for c in (own, joined)] == [(0.0, 1.0, "self")] * 2
+    assert (other.lambda_, other.gamma, other.missing) == (0.1, 0.1, "mask")
+
+
+@pytest.mark.parametrize("frame", ["procrustes", "gram"])
+def test_an_averaged_head_knows_nothing_of_another_frame(frame):
+    assert resolved(strategy="fedhpro", share="head").hyper__head == "shared"
+    assert resolved(strategy="fedhpro", share="head", frame=frame).hyper__head == "prototype"
+    with pytest.raises(ConfigError, match=rf"`hyper.head = shared` .* `frame = {frame}` .*hyper.head = 'prototype'"):
+        resolved(strategy="fedhpro", share="head", frame=frame, **{"hyper.head": "shared"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "learns"),
+    [
+        ({}, True),
+        ({"alignment": "gcsa"}, False),
+        ({"anchors": "own"}, False),
+        ({"anchors": "private"}, False),
+        ({"prototypes": "mean"}, False),
+        ({"hyper.learning-rate": 0}, False),
+    ],
+)
+def test_hyper_prototypes_are_learned_only_where_they_are_used(settings, learns):
+    assert resolved(strategy="isoproto", **settings).learns is learns
+
+
 # Rounds
 
 

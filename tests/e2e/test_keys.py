@@ -2,38 +2,17 @@
 
 import contextlib
 import json
-import ssl
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.deployment import secure_superlink
 from tests.e2e.processes import ROOT, flower_environment, flwr, free_port, isoproto, run, started, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
-
-
-@contextlib.contextmanager
-def secure_superlink(folder: Path, keys: Path, port: int, health_port: int) -> Iterator[None]:
-    """Run a SuperLink with certificates that refuses unknown nodes, once it answers."""
-    command = [str(Path(sys.executable).with_name("flower-superlink")), "--enable-supernode-auth"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--health-server-address", f"127.0.0.1:{health_port}"]
-    command += ["--ssl-ca-certfile", str(keys / "ca.pem")]
-    command += ["--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")]
-    trusting = ssl.create_default_context(cafile=keys / "ca.pem")
-    with started(command, folder / "superlink.log", cwd=folder, env=flower_environment(folder)) as process:
-
-        def healthy() -> bool:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"https://localhost:{port}/health", timeout=1, context=trusting).close()
-                return True
-            return False
-
-        until(healthy, 120, "a SuperLink", process)
-        yield
 
 
 @contextlib.contextmanager
@@ -60,7 +39,6 @@ def test_only_enrolled_nodes_are_taken_and_a_revoked_one_is_put_out(tmp_path: Pa
         return sorted(node["status"] for node in json.loads(listed)["nodes"])
 
     ours("keys", "init", "--nodes", "2")
-    (tmp_path / "link").mkdir()
     with secure_superlink(tmp_path / "link", keys, port, health_port):
         assert ours("health", f"127.0.0.1:{health_port}") == f"127.0.0.1:{health_port}: serving\n"
         ours("connect", "--address", f"localhost:{port}")

@@ -43,8 +43,8 @@ def test_nodes_that_cannot_take_part_are_told_why_and_the_others_go_on(tmp_path:
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     nodes = {
-        "first": "partition-id=0 num-partitions=2",
-        "second": "partition-id=1 num-partitions=2",
+        "first": f'partition-id=0 num-partitions=2 data-dir="{pictures.parent}"',
+        "second": f'partition-id=1 num-partitions=2 data-dir="{pictures.parent}"',
         "unset": "",
         "misspelt": "partiton-id=0 num-partitions=2",
         "beyond": "partition-id=5 num-partitions=4",

@@ -2,13 +2,18 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 import client_app.app
-from client_app.app import Client
+from client_app.app import Client, choose_device, class_gradients
 from client_app.store import ClientStore
-from isoproto.errors import ConfigError
+from client_app.training import extract
+from client_app.view import View
+from isoproto import wire
+from isoproto.errors import ConfigError, DataError
 from isoproto.own_code import own_callable
 from tests import fakes
 
@@ -114,10 +119,75 @@ def test_classes_are_brought_into_the_federations_order(federation, tmp_path):
 def test_the_stricter_of_node_and_run_decides_how_small_a_class_may_be(federation):
     node = {"partition-id": 0, "num-partitions": 2}
     for asked, own, used in ((1, 5, 5), (10, 5, 10)):
-        config = Client.of(
-            {**federation.settings, "min-class-samples": asked}, {**node, "min-class-samples": own}, 0
-        ).config
+        config = federation.client({**node, "min-class-samples": own}, {"min-class-samples": asked}).config
         assert config.min_class_samples == used
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_gradients_are_never_of_fewer_samples_than_the_node_allows(federation, samples):
+    settings = {"strategy": "fedhpro", "models": "cnn", "hyper.head": "shared", "share": "head"}
+    settings |= {"prototypes": "hyper", "frame": "shared", "hyper.learning-rate": 0.1, "hyper.retrain": "creff"}
+
+    def sent(floor, asked):
+        node = {"partition-id": 0, "num-partitions": 2, "min-class-samples": floor}
+        client = federation.client(node, {**settings, "hyper.grad-samples": asked})
+        model = client.model("none", before=1).model
+        broadcast = wire.Broadcast(experiment="none", server_round=1, settings={})
+        view = View(client.config, client.name, broadcast, None)
+        features, classifier = class_gradients(client, model, view, extract(model, client.data.train_x))
+        return torch.cat([features.flatten(1), classifier[0].flatten(1)], dim=1)
+
+    everything = sent(1000, 0)
+    torch.testing.assert_close(sent(1000, samples), everything)
+    assert not torch.allclose(sent(1, samples), everything, rtol=0.01)
+
+
+def kinds(folder: Path) -> list[str]:
+    """Every kind of data that takes a path, at one outside of a node's folder, and ways to it."""
+    (folder / "link").symlink_to(folder.parent / "elsewhere", target_is_directory=True)
+    there = folder.parent / "elsewhere"
+    absolute = [f"{kind}:{there}/x{end}" for kind, end in KINDS]
+    return [*absolute, f"csv:{there}/x@20", f"csv:../{there.name}/x", "npz:link/x", "imagefolder:link@8", "hf:../../x"]
+
+
+KINDS = [("npz", ""), ("imagefolder", ""), ("imagefolder", "@8"), ("csv", ""), ("jsonl", ""), ("hf", "")]
+
+
+def test_a_server_cannot_make_a_real_node_read_outside_of_its_folder(tmp_path):
+    """Not even whether something is there is told: nothing of it is looked at."""
+    own, there = tmp_path / "own", tmp_path / "elsewhere"
+    own.mkdir()
+    there.mkdir()
+    (there / "x").write_text("secret\n")
+    node = {"partition-id": 0, "num-partitions": 2, "name": "ward", "data-dir": str(own)}
+    for data in kinds(own):
+        with pytest.raises(
+            ConfigError, match=r"client 0: .* names data outside of this node's folder .*/own: `data = "
+        ):
+            Client.of({"data": data}, node, 7)
+    for data in ("npz:x.npz", f"npz:{own}/x.npz"):
+        with pytest.raises(DataError, match=r"nothing found at .*/own/x\.npz"):
+            Client.of({"data": data}, node, 7)
+    with pytest.raises(DataError, match=r"nothing found at .*/elsewhere/y"):  # its owner may
+        Client.of({}, {**node, "data": f"npz:{there}/y"}, 7)
+
+
+def test_a_servers_data_folder_is_not_a_nodes_own(tmp_path):
+    node = {"partition-id": 0, "num-partitions": 2}
+    for data in ("cifar10", "npz:x", "digits4"):
+        with pytest.raises(ConfigError, match=rf"`data = '{data}'`, `data-dir = '{tmp_path}'`"):
+            Client.of({"data": data, "data-dir": str(tmp_path)}, node, 7)
+    assert Client.of({"data": "digits4"}, node, 7).num_classes == 10
+
+
+def test_a_server_cannot_make_a_real_node_write_where_it_says(tmp_path):
+    node = {"partition-id": 0, "num-partitions": 2}
+    with pytest.raises(
+        ConfigError, match=r"names a folder of this device to write to, `state-dir = '.*only the node's"
+    ):
+        Client.of({"state-dir": str(tmp_path)}, node, 7)
+    own = Client.of({"state-dir": "/elsewhere"}, {**node, "state-dir": str(tmp_path)}, 7)
+    assert own.store("e").folder.is_relative_to(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,5 +247,11 @@ def test_a_refused_device_is_asked_again_when_it_comes_back(federation):
 def test_threads_are_the_nodes_own(federation, monkeypatch):
     asked = []
     monkeypatch.setattr(client_app.app.torch, "set_num_threads", asked.append)
-    Client.of(federation.settings, {"partition-id": 0, "num-partitions": 2, "threads": 3}, 0)
+    federation.client({"partition-id": 0, "num-partitions": 2, "threads": 3})
     assert asked == [3]
+
+
+@pytest.mark.parametrize("name", ["cpu:x", "cpu:", "cpu:1:2", "tpu", "cuda:x"])
+def test_a_device_that_is_none_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"`device` '{name}' is not on this machine, which has \['cpu'\]"):
+        choose_device(name)

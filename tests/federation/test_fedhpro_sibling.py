@@ -7,7 +7,6 @@ sample, the gradients through autograd, the averages client by client, and gradi
 import torch
 from torch.nn import functional
 
-from client_app.app import Client
 from client_app.training import batches
 from isoproto.data import to_float
 from isoproto.seeding import derive, torch_generator
@@ -91,8 +90,7 @@ def match(vectors, weight, bias, wanted):
 def test_the_fast_code_agrees_with_the_plain_one_round_by_round(federation):
     """Three clients; each lacks two of the four classes."""
     grid = federation.grid(clients=3)
-    settings = {**federation.settings, **SETTINGS}
-    clients = [Client.of(settings, grid.context(i).node_config, 0) for i in range(3)]
+    clients = [federation.client(grid.context(i).node_config, SETTINGS) for i in range(3)]
     assert all(len(client.data.train_y.unique()) == 2 for client in clients)
     state = create_model("cnn", clients[0].spec, derive(0, "model", "cnn")).state_dict()
     vectors = torch.randn(CLASSES, PER_CLASS, WIDTH, generator=torch_generator(0, "hyper"))

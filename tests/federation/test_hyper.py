@@ -1,5 +1,6 @@
 """Hyper-prototypes, frames and relations in whole federations."""
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
+import client_app.app
 from isoproto.errors import ConfigError
 from tests import fakes
 from tests.fakes import When, altered
@@ -130,6 +132,9 @@ def test_settings_that_contradict_each_other_are_refused(federation):
         federation.run(settings={"alignment": "gcsa+mse"})
     with pytest.raises(ConfigError, match=r"unknown alignment 'hpcll'.*did you mean 'hpcl'"):
         federation.run(settings={"alignment": "gcsa+hpcll"})
+    for alone in ("auto", "none"):
+        with pytest.raises(ConfigError, match=f"`{alone}` stands alone in `alignment`, got '{alone}\\+hpcl'"):
+            federation.run(settings={**FLAGSHIP, "alignment": f"{alone}+hpcl"})
 
 
 @pytest.mark.parametrize(
@@ -163,6 +168,74 @@ def test_a_retrained_classifier_takes_the_place_of_the_averaged_one(federation):
         a["bytes"]["up_rows"] - b["bytes"]["up_rows"] for a, b in zip(run.of("round"), plain.of("round"), strict=True)
     ]
     assert extra == [14 * 4 * (4 * 8 + 4)] * 2
+
+
+@pytest.mark.parametrize("point", ["after-training", "before-training"])
+def test_gradients_are_matched_through_the_head_that_clients_took_them_through(federation, monkeypatch, point):
+    """It is never the one that was just trained anew: that one is close to nobody's."""
+    matched, averaged, retrained = [], [], []
+
+    def spied(name, seen, of):
+        module, _, function = name.rpartition(".")
+        original = getattr(importlib.import_module(module), function)
+
+        def spy(*arguments, **options):
+            result = original(*arguments, **options)
+            seen.append(of(arguments, result))
+            return result
+
+        monkeypatch.setattr(name, spy)
+
+    spied("strategies.hyper.match_gradients", matched, lambda arguments, _: arguments[1])
+    spied("strategies.base.average_tensors", averaged, lambda _, result: result["head.weight"])
+    spied("strategies.hyper.train_classifier", retrained, lambda _, result: result[0])
+    settings = {"strategy": "fedhpro", "models": "cnn", "rounds": 2, "hyper.retrain": "creff"}
+    assert federation.run(settings={**settings, "hyper.grad-point": point}).failures() == {}
+    wanted = averaged if point == "after-training" else [averaged[0], retrained[0]]
+    assert [*map(torch.equal, matched, wanted)] == [True] * 2
+
+
+@pytest.mark.parametrize("settings", [{"share": "model", "frame": "gram"}, {"share": "head"}], ids=str)
+def test_a_client_sees_the_server_through_the_means_of_the_model_it_tests(federation, monkeypatch, settings):
+    """Averaged weights make another model of the one whose means were saved, unless they are the head's alone."""
+    test, seen = client_app.app.evaluate_client, []
+
+    def spy(client, model, view):
+        if view.own is not None:
+            fresh = client_app.app.own_statistics(client, client_app.app.measure(client, model))
+            seen.append(torch.equal(view.own.means, fresh.means))
+        return test(client, model, view)
+
+    monkeypatch.setattr("client_app.app.evaluate_client", spy)
+    asked = {**FLAGSHIP, "models": "cnn", "rounds": 2, "evaluate-every": 1, **settings}
+    assert federation.run(settings=asked).failures() == {}
+    assert seen == [True] * (2 * 2 * 4 + 2 * 4)  # before and after training in two rounds, and the evaluations after
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({"share": "head"}, 2 + 1),
+        ({"share": "model"}, 2 + 2),
+        ({"share": "model", "hyper.grad-point": "before-training"}, 2 + 2),
+        ({"share": "model", "hyper.grad-point": "before-training", "proto-source": "last-epoch"}, 1 + 1),
+    ],
+    ids=str,
+)
+def test_training_data_are_passed_through_no_more_often_than_needed(federation, monkeypatch, settings, passes):
+    """Before training for the margin where no means were saved or the base is another, and after it for the means."""
+    extract, seen = client_app.app.extract, []
+
+    def spy(model, x):
+        seen.append(len(x))
+        return extract(model, x)
+
+    monkeypatch.setattr("client_app.app.extract", spy)
+    run = federation.run(settings={"strategy": "fedhpro", "models": "cnn", "rounds": 2, **settings})
+    assert run.failures() == {}
+    samples = {line["samples"] for line in run.of("client")}
+    assert samples.isdisjoint(line["total"] for line in run.of("client"))
+    assert sum(n in samples for n in seen) == 4 * passes
 
 
 def test_zero_gradients_teach_nothing(federation):

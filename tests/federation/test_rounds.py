@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import client_app.app
-from client_app.app import Client
 from client_app.store import ClientStore
 from client_app.training import extract
 from isoproto import paths
@@ -206,7 +205,7 @@ def test_reported_accuracy_is_that_of_the_saved_model(federation):
     """R029: done again by hand from the saved file."""
     grid = federation.grid()
     run = federation.run(grid, {"rounds": 1})
-    client = Client.of(federation.settings, grid.context(2).node_config, 0)
+    client = federation.client(grid.context(2).node_config)
     model, tested, _ = client.model(run.summary["experiment"], before=2)
     right = model.head(extract(model, client.data.test_x)).argmax(1) == client.data.test_y
     (entry,) = [c for c in run.of("evaluation", round=1)[0]["clients"] if c["client"] == "2"]

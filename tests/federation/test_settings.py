@@ -38,10 +38,28 @@ def test_a_single_unknown_name_is_told_with_the_choices(federation, key):
 
 
 def test_an_alignment_without_prototypes_is_refused(federation):
-    with pytest.raises(ConfigError, match=r"`alignment = mse` needs global prototypes, and strategy 'local'"):
-        federation.run(settings={"strategy": "local", "alignment": "mse"})
+    with pytest.raises(ConfigError, match=r"`alignment = mse` needs global prototypes, and strategy 'fedavg'"):
+        federation.run(settings={"strategy": "fedavg", "alignment": "mse"})
     with pytest.raises(ConfigError, match=r"`alignment = gcsa` needs global prototypes.*`prototypes = none`"):
         federation.run(settings={"prototypes": "none", "alignment": "gcsa"})
+
+
+def test_local_exchanges_nothing_whatever_a_preset_says(federation):
+    """FedHPro's presets share whole models, for the methods of its tables."""
+    preset = {"share": "model", "prototypes": "hyper", "alignment": "hpcl", "hyper.retrain": "creff"}
+    few = {"strategy": "local", "rounds": 1, "models": "cnn", "init": "per-architecture"}
+    run = federation.run(federation.grid(clients=2), {**few, **preset})
+    alone = federation.run(federation.grid(clients=2), few)
+    assert run.summary["replaced"] == [
+        "strategy = local: prototypes = 'hyper' is replaced by 'none'",
+        "strategy = local: alignment = 'hpcl' is replaced by 'none'",
+        "strategy = local: share = 'model' is replaced by 'none'",
+        "strategy = local: hyper.retrain = 'creff' is replaced by 'none'",
+    ]
+    assert all(sentence in run.log for sentence in run.summary["replaced"])
+    assert not any(line["one_model"] for line in run.of("evaluation"))
+    assert [line["clients"] for line in run.of("evaluation")] == [line["clients"] for line in alone.of("evaluation")]
+    assert alone.summary["replaced"] == []
 
 
 def test_no_prototypes_means_no_alignment(federation):

@@ -57,6 +57,19 @@ def test_heads_of_text_models_may_differ(federation, reviews, strategy, models):
     assert losses["total"] > losses["cross_entropy"]
 
 
+def test_an_own_model_for_texts_learns_with_the_others(federation, reviews, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n"
+        "def words(spec):\n"
+        "    return nn.Sequential(nn.Embedding(spec.vocabulary, 4), nn.Flatten(), nn.Linear(4 * spec.length, 24))\n"
+    )
+    own = f"{tmp_path}/own.py:words"
+    run = federation.run(federation.grid(clients=2), {**TEXT, "data": reviews, "models": f"{own},fasttext"})
+    assert run.failures() == {}
+    assert [line["model"] for line in run.of("client", round=2)] == [own, "fasttext"]
+    assert run.server()["present"].all()
+
+
 def test_a_text_run_is_a_function_of_its_seed(federation, reviews):
     settings = {**TEXT, "data": reviews, "models": "text4"}
     one, other = (federation.run(settings=settings).steady() for _ in range(2))

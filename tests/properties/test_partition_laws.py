@@ -211,8 +211,9 @@ def test_users_stay_whole(counts, clients, seed):
     assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(len(users)))
     assert sum(len(np.unique(users[part])) for part in groups) == len(counts)
     assert max(map(len, groups)) - min(map(len, groups)) <= max(counts)
-    ordered = deal("one_domain", labels, clients, seed, domains=users, min_samples=1)
-    assert [np.unique(users[part]).tolist() for part in ordered] == [[i] for i in range(clients)]
+    names = tuple(f"user {i:02}" for i in np.random.default_rng(seed).permutation(len(counts)))
+    ordered = deal("one_domain", labels, clients, seed, domains=users, domain_names=names, min_samples=1)
+    assert [{names[user] for user in users[part]} for part in ordered] == [{f"user {i:02}"} for i in range(clients)]
 
 
 def test_the_paper_s_digits_by_counts_and_fractions():

@@ -100,8 +100,13 @@ def test_a_full_disk_keeps_the_checkpoints_before(tmp_path, broken):
 
 def test_a_file_left_by_a_kill_is_no_checkpoint(tmp_path):
     save_checkpoint(tmp_path, checkpoint(1))
-    (tmp_path / ".round-000002.safetensors.123.tmp").write_bytes(b"half")
+    left = tmp_path / ".round-000002.safetensors.123.tmp"
+    left.write_bytes(b"half")
     assert load_checkpoint(tmp_path).server_round == 1
+    save_checkpoint(tmp_path, checkpoint(2))
+    assert left.exists()  # perhaps somebody's who still writes it
+    save_checkpoint(tmp_path, checkpoint(3))
+    assert files(tmp_path) == ["round-000002.safetensors", "round-000003.safetensors"]
 
 
 # The server's state

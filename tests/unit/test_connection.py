@@ -168,3 +168,10 @@ def test_a_file_that_cannot_be_read_is_left_alone(tmp_path, content, told):
     with pytest.raises(ConfigError, match=told):
         write_connection(path, "", "a", "h:1", None)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("address", ["link:0", "link:65536", "link:99999", "a..b:80", f"{'x' * 64}.org:80", "link:²"])
+def test_an_address_that_nothing_can_have_is_refused(address):
+    with pytest.raises(ConfigError, match="is not an address; give HOST:PORT"):
+        check_address(address)
+    assert check_address("bücher.example:65535")

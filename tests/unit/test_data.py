@@ -8,6 +8,7 @@ import os
 import struct
 import urllib.error
 import urllib.request
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageOps
 
 from isoproto.data import INFOS, ImageDataset, load_dataset, to_float
 from isoproto.data.embedded import DOMAINS, FOLDER
@@ -245,6 +246,7 @@ def test_arrays_may_lack_a_test_part(tmp_path):
         ({"train_y": np.array([0, 1, 0, None])}, "array `train_y` cannot be read .*Object arrays"),
         ({"test_y": None}, r"array `test_y` is missing; wanted integer \[2\]"),
         ({"classes": None}, "array `classes` is missing; wanted text"),
+        ({"classes": np.array(["cat", "cat"])}, "names of classes must differ, got 'cat' twice"),
         ({"classes": np.array([3, 5])}, r"array `classes` must be text \[names\], got int64"),
         ({"domains": np.array(["photo"])}, "array `train_domain` is missing"),
         ({"train_x": None}, "must hold `train_x` .* or `jpeg` .*, got train_y, test_x"),
@@ -263,8 +265,25 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path, content):
         load_dataset("npz:pets.npz", str(tmp_path))
 
 
+def test_a_foreign_archive_is_refused(tmp_path):
+    x, offsets = io.BytesIO(), io.BytesIO()
+    np.save(x, np.zeros(1, np.uint8))
+    np.save(offsets, np.array([0, 3]))
+    with zipfile.ZipFile(tmp_path / "pets.npz", "w") as archive:
+        for name, content in (("jpeg", b"raw"), ("offsets.npy", offsets.getvalue())):
+            archive.writestr(name, content)
+        for name in ("split", "labels", "classes"):
+            archive.writestr(f"{name}.npy", x.getvalue())
+    with pytest.raises(DataError, match=r"pets\.npz: array `jpeg` must be uint8 \[bytes\], got \|S3"):
+        load_dataset("npz:pets.npz", str(tmp_path))
+    (tmp_path / "pets.npz").write_bytes(b"junk" + (tmp_path / "pets.npz").read_bytes())
+    load_dataset.cache_clear()
+    with pytest.raises(DataError, match=r"pets\.npz: not an npz file"):
+        load_dataset("npz:pets.npz", str(tmp_path))
+
+
 def test_a_folder_is_no_npz(tmp_path):
-    with pytest.raises(DataError, match="not an npz file"):
+    with pytest.raises(DataError, match=r"cannot read .*: Is a directory"):
         load_dataset(f"npz:{tmp_path}")
 
 
@@ -450,17 +469,17 @@ def test_a_class_may_be_called_train(tmp_path):
 
 
 def test_pictures_of_a_folder_are_resized_on_request(tmp_path):
-    make_folder(tmp_path, "cat/a.png", "dog/a.png")
-    pets = load_dataset(f"imagefolder:{tmp_path}@8")
+    make_folder(tmp_path / "pets", "cat/a.png", "dog/a.png")
+    pets = load_dataset("imagefolder:pets@8", str(tmp_path))
     assert pets.x.shape == (2, 3, 8, 8)
-    assert load_dataset(f"imagefolder:{tmp_path}").x.shape == (2, 3, 4, 5)
+    assert load_dataset("imagefolder:pets", str(tmp_path)).x.shape == (2, 3, 4, 5)
 
 
 def test_a_changed_folder_is_decoded_again(tmp_path):
-    make_folder(tmp_path, "cat/a.bmp", "dog/a.bmp")  # not compressed, so of equal length whatever they show
-    load_dataset(f"imagefolder:{tmp_path}")
-    Image.new("RGB", (5, 4), (200, 0, 0)).save(tmp_path / "cat" / "a.bmp")
-    assert read_again((f"imagefolder:{tmp_path}",)).x[0, 0, 0, 0] == 200
+    make_folder(tmp_path / "pets", "cat/a.bmp", "dog/a.bmp")  # not compressed, so of equal length whatever they show
+    load_dataset("imagefolder:pets", str(tmp_path))
+    Image.new("RGB", (5, 4), (200, 0, 0)).save(tmp_path / "pets" / "cat" / "a.bmp")
+    assert read_again(("imagefolder:pets", str(tmp_path))).x[0, 0, 0, 0] == 200
 
 
 @pytest.mark.parametrize(
@@ -478,6 +497,70 @@ def test_a_folder_without_pictures_is_refused(tmp_path):
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match=f"{tmp_path}: no pictures found; wanted class/name.png"):
         load_dataset(f"imagefolder:{tmp_path}")
+
+
+@pytest.mark.parametrize("files", [("IMG_1.HEIC", "readme.txt"), (".DS_Store",), ()])
+@pytest.mark.parametrize("empty", ["train/photo/bird", "train/sketch", "test"])
+def test_a_folder_of_a_class_or_domain_without_a_picture_is_refused(tmp_path, files, empty):
+    make_folder(tmp_path, "train/photo/cat/a.png", "train/photo/dog/a.png")
+    (tmp_path / empty).mkdir(parents=True)
+    for file in files:
+        (tmp_path / empty / file).write_text("no picture")
+    shown = r"\['IMG_1.HEIC', 'readme.txt'\]" if len(files) > 1 else ".*"
+    with pytest.raises(
+        DataError, match=f"{tmp_path / empty}: no picture in this folder, .*got {shown}; put some there"
+    ):
+        load_dataset(f"imagefolder:{tmp_path}")
+
+
+def test_a_folder_that_is_a_link_is_refused_rather_than_lost(tmp_path):
+    make_folder(tmp_path, "pets/cat/a.png", "dog/a.png")
+    (tmp_path / "pets" / "dog").symlink_to(tmp_path / "dog")
+    with pytest.raises(DataError, match=r"pets/dog: .* \(links to folders are not followed\)"):
+        load_dataset("imagefolder:pets", str(tmp_path))
+
+
+def test_files_that_are_no_pictures_are_counted_once(tmp_path, caplog):
+    pets = tmp_path / "pets"
+    make_folder(pets, "cat/a.png", "dog/a.png", "dog/.cache/b.png")
+    for file in ("cat/a.heic", "cat/b.HEIC", "LICENSE", ".DS_Store", "cat/.hidden.txt"):
+        (pets / file).write_text("no picture")
+    for _ in range(2):
+        assert len(read_again((f"imagefolder:{pets}",)).x) == 2
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert warning == (
+        f"{pets}: 3 files are no pictures by their names and are passed over: 2 of .heic, 1 of no suffix"
+    )
+
+
+def test_a_link_to_a_picture_that_is_not_there_is_named(tmp_path):
+    make_folder(tmp_path, "cat/a.png", "dog/a.png")
+    (tmp_path / "cat" / "b.jpg").symlink_to("../.git/annex/objects/b.jpg")
+    with pytest.raises(
+        DataError, match=r"cat/b\.jpg: a link to \.\./\.git/annex/objects/b\.jpg, where nothing .*annex get"
+    ):
+        load_dataset(f"imagefolder:{tmp_path}")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_of_cameras_are_turned_upright(tmp_path, orientation):
+    """Pillow's own ``exif_transpose`` says what is up; a published set stays as everybody reads it."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "pacs" / "cat").mkdir(parents=True)
+    path = tmp_path / "pacs" / "cat" / "a.png"
+    Image.fromarray(pixels(1, 8, 12)[0]).save(path, exif=exif)
+    with Image.open(path) as image:
+        wanted = np.asarray(ImageOps.exif_transpose(image)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(load_dataset("imagefolder:pacs", str(tmp_path)).x[0].numpy(), wanted)
+    own, published = (load_dataset(name, str(tmp_path)) for name in ("imagefolder:pacs@64", "pacs"))
+    assert torch.equal(own.x, published.x) == (orientation == 1)
+
+
+def test_camera_data_that_cannot_be_read_say_nothing(tmp_path):
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(pixels(1, 8, 12)[0]).save(tmp_path / "cat" / "a.png", exif=b"Exif\0\0no TIFF header")
+    assert load_dataset(f"imagefolder:{tmp_path}").x.shape == (1, 3, 8, 12)
 
 
 def test_a_corrupt_picture_of_a_folder_is_named(tmp_path):

@@ -1,6 +1,12 @@
 """The doctor's look at a clock and a link, against a server of our own, and at texts."""
 
+import errno
 import http.server
+import os
+import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,18 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from client_app.doctor import _clock, _key, _link, _name, examine
+import client_app.doctor
+from client_app.doctor import _clock, _data, _key, _link, _name, _packages, _ports, _superlink, _user, examine
+from isoproto.keys import make_keys, make_node_key
 from isoproto.node import NodeConfig
 
 
 @contextmanager
-def server(behind_s: float) -> Iterator[NodeConfig]:
-    """A server whose clock is behind ours."""
+def server(behind_s: float = 0, status: int = 200, tls: Path | None = None) -> Iterator[NodeConfig]:
+    """A server, or a proxy before one, whose clock is behind ours; with TLS by the keys of a folder."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status if self.path == "/health" or status != 200 else 502)
             self.end_headers()
+            self.wfile.write(b"<html>Bad Gateway</html>")
+
+        do_POST = do_GET  # noqa: N815 - its name in the standard library
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return formatdate(time.time() - behind_s, usegmt=True)
@@ -30,9 +42,16 @@ def server(behind_s: float) -> Iterator[NodeConfig]:
             pass
 
     http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    values = {"superlink": f"127.0.0.1:{http_server.server_port}", "data": "digits4"}
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls / "server.pem", tls / "server.key")
+        http_server.socket = context.wrap_socket(http_server.socket, server_side=True)
+        values |= {"root-certificates": str(tls / "ca.pem"), "private-key": str(tls / "nodes" / "ward.key")}
+    else:
+        values["insecure"] = True
     thread = threading.Thread(target=http_server.serve_forever)
     thread.start()
-    values = {"superlink": f"127.0.0.1:{http_server.server_port}", "insecure": True, "data": "digits4"}
     try:
         yield NodeConfig.from_mapping(values, Path())
     finally:
@@ -41,13 +60,20 @@ def server(behind_s: float) -> Iterator[NodeConfig]:
         http_server.server_close()
 
 
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    make_keys(folder, nodes=["ward"])
+    return folder
+
+
 @pytest.mark.parametrize(
     ("ahead", "state", "words"),
     [(0, "ok", "the SuperLink's"), (8, "failed", "ahead of"), (-200, "ok", "behind"), (-320, "failed", "behind")],
 )
 def test_a_clock_may_be_late_but_hardly_early(ahead, state, words):
     with server(ahead) as config:
-        found = _clock(config)
+        found = _clock(_superlink(config)[1])
     assert (found.state, words in found.text) == (state, True)
     assert found.details["ahead_s"] == pytest.approx(ahead, abs=1.5)
     assert "NTP" in found.advice or state == "ok"
@@ -65,18 +91,15 @@ def test_a_link_without_tls_is_a_warning_and_nobody_there_a_failure():
 
 
 def test_a_key_is_looked_at_before_it_is_shown(tmp_path):
-    from isoproto.keys import make_node_key
-
     (tmp_path / "ca.pem").write_text("")
     key = make_node_key(tmp_path, "ward")
     values = {"superlink": "127.0.0.1:1", "root-certificates": "ca.pem", "private-key": str(key), "data": "digits4"}
     config = NodeConfig.from_mapping(values, tmp_path)
     assert _key(config, reached=False).state == "warning"
-    key.chmod(0o644)
-    found = _key(config, reached=True)
-    assert (found.state, found.advice) == ("failed", f"chmod 600 {key}")
     key.write_text("no key")
     assert "is no private key" in _key(config, reached=True).text
+    key.unlink()
+    assert _key(config, reached=True).text == f"cannot read {key}: No such file or directory"
 
 
 def test_a_model_that_only_the_run_names_is_not_held_against_a_node_with_texts(tmp_path):
@@ -87,3 +110,110 @@ def test_a_model_that_only_the_run_names_is_not_held_against_a_node_with_texts(t
     assert (found["data"].state, found["training"].state) == ("ok", "skipped")
     found = {one.check: one for one in examine(NodeConfig.from_mapping({**values, "model": "fasttext"}, tmp_path))}
     assert (found["training"].state, "fasttext, " in found["training"].text) == ("ok", True)
+
+
+@pytest.mark.parametrize("status", [502, 503, 404])
+def test_a_proxy_whose_superlink_is_down_is_not_taken_for_one(keys, status):
+    with server(status=status, tls=keys) as config:
+        assert _link(config).state == "ok"
+        found = {one.check: one for one in examine(config)}
+    assert found["superlink"].state == "failed"
+    assert f"answers /health with {status} " in found["superlink"].text
+    assert (found["clock"].state, found["key"].state) == ("skipped", "warning")
+
+
+@pytest.mark.filterwarnings("ignore:.verify=<str>. is deprecated:DeprecationWarning")  # Flower's way to call httpx
+def test_an_answer_that_is_not_flowers_does_not_make_a_key_good(keys):
+    """The proxy's own page stands for /health, and something else, or nothing, behind it."""
+    with server(tls=keys) as config:
+        found = _key(config, reached=True)
+    assert found.state == "failed", found.text
+    assert "answers a node that wants to join with 502 Bad Gateway: '<html>Bad Gateway</html>'" in found.text
+
+
+def test_a_superlink_that_hangs_up_does_not_serve():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+        values = {"superlink": f"127.0.0.1:{listener.getsockname()[1]}", "insecure": True, "data": "digits4"}
+        found, answer = _superlink(NodeConfig.from_mapping(values, Path()))
+    assert (found.state, answer) == ("failed", None)
+    assert "does not answer /health: " in found.text
+
+
+@pytest.mark.parametrize("content", ["", "hello"])
+def test_a_file_that_is_no_certificate_is_named_whoever_answers(keys, tmp_path, content):
+    (tmp_path / "ca.pem").write_text(content)
+    values = {"root-certificates": str(tmp_path / "ca.pem"), "private-key": str(keys / "nodes" / "ward.key")}
+    found = _link(NodeConfig.from_mapping({**values, "superlink": "127.0.0.1:1", "data": "digits4"}, tmp_path))
+    assert found.state == "failed"
+    assert found.text.startswith(f"{tmp_path}/ca.pem cannot be used as the authority's certificate: ")
+    assert found.advice.startswith("take ca.pem anew")
+
+
+def local(folder: Path, **others: object) -> NodeConfig:
+    values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "digits4", "state-dir": "state", **others}
+    return NodeConfig.from_mapping({key.replace("_", "-"): value for key, value in values.items()}, folder)
+
+
+def test_a_port_of_another_program_keeps_a_node_from_starting(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = one.getsockname()[1], other.getsockname()[1]
+        config = local(tmp_path, runtime_port=ports[0], health_port=ports[1])
+        found = _ports(config)
+        assert (found.state, "a different one for each node" in found.advice) == ("failed", True)
+        assert found.text == (
+            f"`runtime-port` {ports[0]}: Address already in use; `health-port` {ports[1]}: Address already in use"
+        )
+        command = [sys.executable, "-c", "print(flush=True); input()", str(config.node_file)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as node:
+            node.stdout.readline()  # else it may not be more than a copy of this process yet
+            found = _ports(config)
+            node.communicate(b"\n")
+        assert (found.state, found.text.endswith(": this node is running")) == ("warning", True)
+    assert _ports(config).state == "ok"
+
+
+def test_a_port_that_this_user_may_not_have_is_told_of(tmp_path, monkeypatch):
+    def refused(*_: object) -> None:
+        raise OSError(errno.EACCES, "")
+
+    monkeypatch.setattr("client_app.doctor.socket.socket.bind", refused)
+    assert _ports(local(tmp_path, runtime_port=80)).text == "`runtime-port` 80: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [("2.5.0a0+872d972e41.nv24.08", "ok"), ("2.14.1+cpu", "ok"), ("2.6.0rc1", "ok"), ("2.3.0a0+40ec155e58", "failed")],
+)
+def test_a_build_of_nvidias_is_as_good_as_its_number(monkeypatch, version, state):
+    real = client_app.doctor.importlib.metadata.version
+    monkeypatch.setattr(
+        "client_app.doctor.importlib.metadata.version", lambda name: version if name == "torch" else real(name)
+    )
+    assert _packages().state == state
+
+
+@pytest.mark.parametrize(("user", "state"), [(0, "warning"), (999, "ok")])
+def test_root_is_told_that_the_nodes_user_may_less(monkeypatch, user, state):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    found = _user()
+    assert (found.state, "sudo -u isoproto" in found.advice) == (state, user == 0)
+
+
+def test_data_that_cannot_be_read_are_a_finding(tmp_path, monkeypatch):
+    (tmp_path / "x.npz").write_bytes(b"")
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+
+    def refused(path: object, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for data, function in (("npz:x.npz", "pathlib.Path.open"), ("imagefolder:photos", "os.listdir")):
+        with monkeypatch.context() as patch:
+            patch.setattr(function, refused)
+            client, found = _data(local(tmp_path, data=data), 16)
+        assert (client, found.state) == (None, "failed")
+        where = tmp_path / data.partition(":")[2]
+        assert (
+            found.text
+            == f"data '{data}': cannot read {where}: Permission denied; give this user the right to read it, or mend it"
+        )

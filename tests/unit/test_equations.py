@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 TEXT = (Path(__file__).parents[2] / "docs" / "equations.md").read_text(encoding="utf-8")
-NAMES = sorted(set(re.findall(r"`((?:isoproto|client_app)\.[\w.]+)`", TEXT)))
+NAMES = sorted(set(re.findall(r"`((?:isoproto|client_app|strategies)\.[\w.]+)`", TEXT)))
 
 
 def test_the_page_names_code() -> None:

@@ -68,7 +68,8 @@ def test_the_papers_average_over_domains_counts_each_the_same():
 
 def test_rounds_to_an_accuracy_are_the_first_that_measured_everybody():
     lines = [evaluation(r, entry("a", [hits, 0], [10, 0])) for r, hits in enumerate([1, 5, 7, 6, 9])]
-    assert summarise(lines)["rounds_to"] == {"0.5": 1, "0.6": 2, "0.7": 2, "0.8": 4, "0.9": 4, "0.95": None}
+    low, high = dict.fromkeys(("0.2", "0.3", "0.4", "0.5"), 1), dict.fromkeys(("0.75", "0.8", "0.9"), 4)
+    assert summarise(lines)["rounds_to"] == {**low, "0.6": 2, "0.7": 2, **high, "0.95": None}
     assert rounds_to([], [], 0.5) is None
 
 
@@ -79,9 +80,28 @@ def test_the_averaged_model_is_told_of_only_where_there_is_one():
         evaluation(2, entry("a", [5, 0], [10, 0]), entry("b", [0, 15], [0, 30]), one_model=True),
     ]
     figures = summarise(lines)
+    reached = figures["global"].pop("rounds_to")
     assert figures["global"] == {"accuracy": 0.5, "best": 0.6, "best_round": 1, "last5": pytest.approx(0.55)}
+    assert (reached["0.2"], reached["0.6"], reached["0.7"]) == (1, 1, None)
     assert (figures["accuracy"]["best_micro"], figures["accuracy"]["best_micro_round"]) == (pytest.approx(39 / 40), 0)
-    assert set(summarise(lines[:1])["global"].values()) == {None}
+    start = summarise(lines[:1])["global"]
+    assert {*start.pop("rounds_to").values(), *start.values()} == {None}
+
+
+def test_the_mean_over_domains_is_followed_through_the_evaluations():
+    lines = [
+        evaluation(r, entry("a", [hits, 0], [10, 0], domain="pen"), entry("b", [0, more], [0, 40], domain="scan"))
+        for r, (hits, more) in enumerate([(9, 4), (2, 4), (6, 8), (8, 24), (7, 24), (4, 20), (8, 22)])
+    ]
+    figures = summarise(lines)["domains"]
+    assert figures["each"] == [{"domain": "pen", "accuracy": 0.8}, {"domain": "scan", "accuracy": 0.55}]
+    assert figures["best_each"] == [{"domain": "pen", "accuracy": 0.8}, {"domain": "scan", "accuracy": 0.6}]
+    assert (figures["mean"], figures["best"], figures["best_round"]) == (pytest.approx(0.675), pytest.approx(0.7), 3)
+    assert figures["last5"] == pytest.approx(np.mean([0.4, 0.7, 0.65, 0.45, 0.675]))
+    reached = figures["rounds_to"]
+    assert (reached["0.5"], reached["0.6"], reached["0.7"], reached["0.75"]) == (0, 3, 3, None)
+    empty = summarise([])["domains"]
+    assert (empty["each"], empty["best_each"], empty["best"]) == ([], [], None)
 
 
 def test_variance_is_in_squared_fractions():

@@ -172,6 +172,13 @@ def test_sharpness_is_ten_and_the_scale_of_the_frame_is_no_matter():
     torch.testing.assert_close(100 * z @ scaled[0].T + scaled[1], z @ weight.T + bias)
 
 
+@pytest.mark.parametrize("length", [1e-8, 1e-14, 1e-18, 1e-20, 1e-23])
+def test_prototypes_of_any_length_make_a_finite_head(length):
+    weight, bias = prototype_head(length * randn(4, 3, dtype=torch.float32), torch.ones(4, dtype=torch.bool))
+    assert weight.isfinite().all()
+    assert bias.isfinite().all()
+
+
 @pytest.mark.parametrize("held", [[], [1], [0, 1, 2]])
 def test_prototypes_that_are_one_point_favour_none(held):
     p, present = torch.full((3, 2), 0.1), torch.zeros(3, dtype=torch.bool)

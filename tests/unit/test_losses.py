@@ -411,6 +411,33 @@ def test_a_batch_of_zeros_is_finite(name):
             assert_silent(value, z)
 
 
+@pytest.mark.parametrize("name", ["gcsa", "rcsa", "cosine"])
+@pytest.mark.parametrize("scale", [0.05, 1.0])
+def test_a_far_prototype_leaves_the_other_classes_their_target(name, scale):
+    """A server accepts rows of norm up to 1e6; batches without that class must not notice."""
+    prototypes, z = scale * randn(6, 64).abs().float(), randn(10, 64, seed=1).float()
+    labels, present = torch.arange(1, 6).repeat_interleave(2), torch.ones(6, dtype=torch.bool)
+    wanted = terms(name, z, labels, prototypes.double(), present)
+    prototypes[0] = 1e6 / 8
+    found = terms(name, z, labels, prototypes, present)
+    assert min(wanted) > 0.01
+    assert [f.item() for f in found] == pytest.approx([w.item() for w in wanted], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("length", [1e-8, 1e-13, 1e-19, 1e-21, 1e-23, 1e-40])
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-8, 1e-13, 1e-22])
+def test_tiny_prototypes_and_features_are_finite(name, length, size):
+    z, prototypes = size * randn(6, 8).float(), length * randn(3, 8, seed=1).float()
+    z.requires_grad_()
+    for value in terms(name, z, Y, prototypes, ALL):
+        assert value.isfinite()
+        assert gradient(value, z).isfinite().all()
+    a, b = z[:3], prototypes
+    assert LOSSES[name].pair(a, b).isfinite()
+    assert gradient(LOSSES[name].pair(a, b), z).isfinite().all()
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_an_empty_batch_says_nothing(name):
     for value in terms(name, torch.zeros(0, 3), Y[:0], torch.tensor(PG, dtype=torch.float32), ALL):

@@ -13,7 +13,7 @@ from torch.func import functional_call, stack_module_state
 
 from isoproto.data import to_float
 from isoproto.errors import ConfigError
-from models import FAMILIES, FeatureModel, ModelSpec, architecture_for, architectures, create_model, head_for
+from models import FAMILIES, FeatureModel, Head, ModelSpec, architecture_for, architectures, create_model, head_for
 from models.base import ChannelsLast, Grid
 from models.cost import cost
 
@@ -184,7 +184,7 @@ def test_cost_of_the_four_layers_by_hand() -> None:
 
 
 def test_heads_are_the_linear_one_or_have_hidden_layers_with_a_relu_after_each() -> None:
-    spec = dataclasses.replace(SPEC, head=(5, 3))
+    spec = dataclasses.replace(SPEC, head=Head((5, 3)))
     linear, deep = create_model("cnn", SPEC, seed=5), create_model("cnn", spec, seed=5)
     assert all(torch.equal(t, deep.base.state_dict()[name]) for name, t in linear.base.state_dict().items())
     kinds = [type(layer) for layer in deep.head]
@@ -196,11 +196,28 @@ def test_heads_are_the_linear_one_or_have_hidden_layers_with_a_relu_after_each()
 
 
 def test_mixed_heads_have_one_to_four_layers_whatever_the_architectures() -> None:
-    layers = [len(head_for("mixed", partition, 64)) + 1 for partition in range(8)]
+    layers = [len(head_for("mixed", partition, 64).hidden) + 1 for partition in range(8)]
     assert layers == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert {head_for("linear", partition, 64) for partition in range(8)} == {()}
-    with pytest.raises(ConfigError, match="unknown heads 'mlp'; `heads` must be one of 'htc4', 'linear', 'mixed'"):
+    assert {head_for("linear", partition, 64) for partition in range(8)} == {Head()}
+    with pytest.raises(ConfigError, match="unknown heads 'mlp'; `heads` must be one of 'htc4', 'htm10', 'htm4', 'lin"):
         head_for("mlp", 0, 64)
+
+
+@pytest.mark.parametrize("group", ["htm4", "htm10"])
+def test_the_heads_of_a_group_with_transformers_are_linear_but_theirs(group: str) -> None:
+    names = architectures(group)
+    for partition in range(2 * len(names)):
+        head = head_for(group, partition, 512)
+        vit = architecture_for(group, partition).startswith("vit")
+        assert head == (Head((768,), "tanh") if vit else Head((), "tanh"))
+
+
+def test_a_hidden_layer_may_be_followed_by_a_tangent() -> None:
+    model = create_model("cnn", dataclasses.replace(SPEC, head=Head((5,), "tanh")), seed=5)
+    first, activation, last = model.head
+    assert isinstance(activation, nn.Tanh)
+    features = torch.randn(2, 128, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.head(features), last(first(features).tanh()))
 
 
 def test_pictures_below_four_pixels_are_refused() -> None:

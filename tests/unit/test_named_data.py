@@ -99,7 +99,7 @@ def test_a_folder_of_domains_is_brought_to_one_size_and_has_no_test_part(name, t
 def test_an_empty_class_folder_is_named(tmp_path):
     write_picture(tmp_path / "pacs" / "photo" / "dog" / "a.png")
     (tmp_path / "pacs" / "photo" / "cat").mkdir()
-    with pytest.raises(DataError, match=f"{tmp_path}/pacs/photo/cat: no picture in the folder of this class"):
+    with pytest.raises(DataError, match=f"{tmp_path}/pacs/photo/cat: no picture in this folder"):
         load_dataset("pacs", str(tmp_path))
 
 
@@ -110,7 +110,7 @@ def tiny_imagenet(root, annotations):
     for name in ("val_0", "val_1"):
         write_picture(root / "val" / "images" / f"{name}.JPEG", 30, side=64)
     write_picture(root / "test" / "images" / "test_0.JPEG", 40, side=64)
-    (root / "val" / "val_annotations.txt").write_text(annotations)
+    (root / "val" / "val_annotations.txt").write_text(annotations, "latin-1")
 
 
 @pytest.mark.parametrize("folder", ["tiny_imagenet", "tiny-imagenet-200"])
@@ -126,13 +126,29 @@ def test_tiny_imagenets_validation_pictures_have_the_classes_of_the_list(folder,
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("val_9.JPEG\tn01", r"val_annotations\.txt, line 1: there is no picture .*val_9\.JPEG"),
-        ("val_0.JPEG\tn03", r"val_annotations\.txt: classes without training pictures in .*train: \['n03'\]"),
+        ("val_9.JPEG\tn01", r"line 1: wanted a picture in .*val/images, a tab and a class .*got 'val_9\.JPEG"),
+        ("val_0.JPEG\tn03", r"line 1: wanted .* a class in .*train, got 'val_0\.JPEG"),
+        ("val_0.JPEG\tn01\nval_1.JP", r"line 2: wanted .*got 'val_1\.JP"),
+        ("val_0.JPEG\tn01\nval_1.JPEG", r"line 2: wanted .*got 'val_1\.JPEG"),
+        ("../../train/n01/images/n01_0.JPEG\tn01", r"line 1: wanted .*got '\.\./"),
+        ("val_0.JPEG\tn01\t\xe4", r"line 1: not UTF-8 \(byte 0xe4 at place 16\)"),
+        (
+            "val_0.JPEG\tn01\t0\t0\t62\t62",
+            r"val_annotations\.txt: does not name 1 of the pictures in .*, as val_1\.JPEG",
+        ),
     ],
 )
 def test_a_list_of_tiny_imagenet_that_does_not_fit_is_refused(line, text, tmp_path):
     tiny_imagenet(tmp_path / "tiny_imagenet", line + "\n")
-    with pytest.raises(DataError, match=text):
+    with pytest.raises(DataError, match=rf"val_annotations\.txt(, |: ).*{text}|{text}"):
+        load_dataset("tiny_imagenet", str(tmp_path))
+
+
+def test_a_class_of_tiny_imagenet_without_pictures_is_refused(tmp_path):
+    tiny_imagenet(tmp_path / "tiny_imagenet", "val_0.JPEG\tn01\nval_1.JPEG\tn01\n")
+    for path in (tmp_path / "tiny_imagenet" / "train" / "n02" / "images").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=rf"{tmp_path}/tiny_imagenet/train/n02: no picture in this folder"):
         load_dataset("tiny_imagenet", str(tmp_path))
 
 
@@ -143,18 +159,47 @@ def domainnet(root):
     (root / "clipart_train.txt").write_text("clipart/dog/a.jpg 1\n")
     (root / "clipart_test.txt").write_text("clipart/cat/b.jpg 0\n")
     (root / "sketch_train.txt").write_text("sketch/dog/c.jpg 1\n")
+    write_picture(root / "sketch" / "cat" / "d.jpg", 40)
+    (root / "sketch_test.txt").write_text("sketch/cat/d.jpg 0\n")
 
 
 def test_domainnets_lists_say_what_is_for_testing(tmp_path):
     domainnet(tmp_path / "domainnet")
     found = load_dataset("domainnet", str(tmp_path))
     assert (found.classes, found.domains) == (("cat", "dog"), ("clipart", "sketch"))
-    assert shades(found) == [10, 30, 20]
-    assert (found.y.tolist(), found.domain.tolist()) == ([1, 1, 0], [0, 1, 0])
-    assert found.test.tolist() == [False, False, True]
+    assert shades(found) == [10, 30, 20, 40]
+    assert (found.y.tolist(), found.domain.tolist()) == ([1, 1, 0, 0], [0, 1, 0, 1])
+    assert found.test.tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("line", ["clipart/dog/absent.jpg 1", "a.jpg 1", "nonsense"])
+@pytest.mark.parametrize("name", ["clipart_train.txt", "sketch_test.txt"])
+def test_a_domain_of_domainnet_without_one_of_its_lists_is_refused(name, tmp_path):
+    domainnet(tmp_path / "domainnet")
+    (tmp_path / "domainnet" / name).write_text("")
+    with pytest.raises(DataError, match=rf"{tmp_path}/domainnet/{name}: names no picture; get the list again"):
+        load_dataset("domainnet", str(tmp_path))
+    (tmp_path / "domainnet" / name).unlink()
+    with pytest.raises(DataError, match=rf"domainnet/{name.split('_')[0]}: its list {name} is missing in {tmp_path}"):
+        load_dataset("domainnet", str(tmp_path))
+
+
+def test_a_list_of_domainnet_that_is_not_utf8_is_refused(tmp_path):
+    domainnet(tmp_path / "domainnet")
+    (tmp_path / "domainnet" / "clipart_test.txt").write_bytes(b"clipart/c\xe4t/b.jpg 0\n")
+    with pytest.raises(DataError, match=r"clipart_test\.txt, line 1: not UTF-8 \(byte 0xe4 at place 10\)"):
+        load_dataset("domainnet", str(tmp_path))
+
+
+def test_a_picture_that_a_list_names_may_be_a_link_but_not_to_nothing(tmp_path):
+    domainnet(tmp_path / "domainnet")
+    picture = tmp_path / "domainnet" / "clipart" / "cat" / "b.jpg"
+    picture.unlink()
+    picture.symlink_to("gone.jpg")
+    with pytest.raises(DataError, match=rf"{picture}: a link to gone\.jpg, where nothing can be read"):
+        load_dataset("domainnet", str(tmp_path))
+
+
+@pytest.mark.parametrize("line", ["clipart/dog/absent.jpg 1", "a.jpg 1", "nonsense", "/clipart/dog 1", "../x/y 1", ""])
 def test_a_line_of_domainnet_that_does_not_fit_is_named(line, tmp_path):
     domainnet(tmp_path / "domainnet")
     (tmp_path / "domainnet" / "clipart_test.txt").write_text(f"clipart/cat/b.jpg 0\n{line}\n")
@@ -185,12 +230,28 @@ def test_no_lesion_of_ham10000_is_on_both_sides(tmp_path):
 
 def test_a_table_of_ham10000_that_does_not_fit_is_refused(tmp_path):
     ham10000(tmp_path / "a" / "ham10000", columns=("image_id", "lesion", "dx"))
-    with pytest.raises(DataError, match=r"metadata\.csv: must be a table with the columns image_id, lesion_id, dx"):
+    with pytest.raises(DataError, match=r"metadata\.csv, line 2: must have the columns image_id, lesion_id, dx"):
         load_dataset("ham10000", str(tmp_path / "a"))
     ham10000(tmp_path / "b" / "ham10000")
     (tmp_path / "b" / "ham10000" / "HAM10000_images_part_1" / "p2.jpg").unlink()
-    with pytest.raises(DataError, match=r"metadata\.csv: there is no p2\.jpg under"):
+    with pytest.raises(DataError, match=r"metadata\.csv, line 4: there is no p2\.jpg under"):
         load_dataset("ham10000", str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"image_id,lesion_id,dx\np0,l\xe4sion,nv\n", r", line 2: not UTF-8 \(byte 0xe4"),
+        (b"image_id,lesion_id,dx\np0,lesion0,nv\np1,les", r", line 3: has 2 cells, and the first row names 3"),
+        (b"image_id,lesion_id,dx\np0,lesion0,\n", r", line 2: must have .*none of them empty, got .*'dx': ''"),
+        (b"image_id,lesion_id,dx\n", r"ham10000: lists no pictures; get the set again"),
+    ],
+)
+def test_a_table_of_ham10000_that_is_not_whole_is_refused(content, text, tmp_path):
+    ham10000(tmp_path / "ham10000")
+    (tmp_path / "ham10000" / "HAM10000_metadata.csv").write_bytes(content)
+    with pytest.raises(DataError, match=text):
+        load_dataset("ham10000", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["tiny_imagenet", "domainnet", "ham10000"])
@@ -279,6 +340,13 @@ def test_torchvisions_picture_files_are_brought_to_one_size(tmp_path):
     assert found.classes == ("abbey", "zoo")
 
 
+def test_a_listed_class_of_torchvisions_without_pictures_is_refused(tmp_path):
+    sun397(tmp_path)
+    (tmp_path / "SUN397" / "z" / "zoo" / "sun_a.jpg").unlink()
+    with pytest.raises(DataError, match=rf"^{tmp_path}/SUN397/z/zoo: no picture in this folder, .*got nothing"):
+        load_dataset("sun397", str(tmp_path))
+
+
 def test_torchvisions_files_are_decoded_once(tmp_path, monkeypatch):
     sun397(tmp_path)
     first = load_dataset("sun397", str(tmp_path))
@@ -354,6 +422,21 @@ def test_a_set_of_hugging_face_becomes_a_file_of_ours(tmp_path):
     assert (found.x.shape, shades(found)) == ((3, 3, 4, 4), [0, 10, 20])
     assert (found.y.tolist(), found.domain.tolist()) == ([1, 0, 1], [1, 0, 0])
     assert found.test.tolist() == [False, False, True]
+
+
+@pytest.mark.usefixtures("hub")
+def test_writers_of_femnist_are_users(tmp_path, monkeypatch):
+    parts = {"train": sys.modules["datasets"].load_dataset("us/pets")["train"]}
+    part = parts["train"]
+    part.columns |= {"character": part.columns.pop("label"), "writer_id": part.columns.pop("domain")}
+    part.features |= {"character": part.features["label"], "writer_id": SimpleNamespace()}
+    monkeypatch.setattr(Part, "__len__", lambda self: len(self.columns["image"]))
+    monkeypatch.setattr(
+        sys.modules["datasets"], "load_dataset", lambda *path: parts if path == ("flwrlabs/femnist",) else {}
+    )
+    named.fetch("femnist", tmp_path)
+    found = load_dataset("femnist", str(tmp_path))
+    assert (found.domains, found.classes, found.y.tolist()) == (("photo", "sketch"), ("cat", "dog"), [1, 0])
 
 
 @pytest.mark.usefixtures("hub")

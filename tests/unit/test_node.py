@@ -1,6 +1,7 @@
 """A device's configuration, a user's own code, a device's classes, and what `isoproto status` reads."""
 
 import json
+import stat
 import subprocess
 import sys
 import tomllib
@@ -8,16 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from isoproto.cli import app
 from isoproto.data import ImageDataset, load_dataset, with_classes
-from isoproto.errors import ConfigError, DataError, FederationError
+from isoproto.errors import ConfigError, DataError, FederationError, StateError
 from isoproto.node import NodeConfig
 from isoproto.own_code import own_callable
 from isoproto.status import newest_run, run_status
-from models import ModelSpec, create_model
+from models import ModelSpec, TextSpec, create_model
 
 ROOT = Path(__file__).parents[2]
 SPEC = ModelSpec(channels=1, height=12, width=12, feature_dim=16, num_classes=3)
@@ -74,6 +77,14 @@ class Log(nn.Module):
         return (x * 0 - 1).log()
 
 
+def vectors(spec):
+    return nn.Embedding(spec.vocabulary, spec.length)
+
+
+def words(spec):
+    return nn.Sequential(vectors(spec), nn.Flatten())
+
+
 def number(spec):
     return 3
 
@@ -116,6 +127,16 @@ def test_an_own_model_of_any_width_fits_the_federation(own, name, linear):
     assert features.shape == (5, 16)
     features.sum().backward()
     assert all(p.grad is not None for p in model.base.parameters())
+
+
+def test_an_own_model_for_texts_is_told_of_them_and_tried_on_token_ids(own):
+    spec = TextSpec(vocabulary=30, length=7, feature_dim=16, num_classes=2)
+    model = create_model(f"{own}:words", spec, seed=3)
+    assert model.base.extractor[0].weight.shape == (30, 7)
+    tokens = torch.tensor([[1, 2, 3, 0, 0, 0, 0], [29, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    assert model.features(tokens).shape == (2, 16)
+    with pytest.raises(ConfigError, match=r"must map texts \(2, 7\) to features \[2, L\], got \(2, 7, 7\)"):
+        create_model(f"{own}:vectors", spec, seed=3)
 
 
 def test_an_own_model_is_a_function_of_the_seed_and_untouched_by_its_trial(own):
@@ -219,10 +240,12 @@ def test_samples_of_other_classes_are_refused_or_left_out():
 def folder(tmp_path: Path) -> Path:
     for name in ("ca.pem", "ward-3.key"):
         (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o600)
     return tmp_path
 
 
-GOOD = {"superlink": "link:8000", "root-certificates": "ca.pem", "private-key": "ward-3.key", "data": "npz:x.npz"}
+FILES = {"root-certificates": "ca.pem", "private-key": "ward-3.key"}
+GOOD = {"superlink": "link:8000", **FILES, "data": "npz:x.npz"}
 
 
 def test_paths_start_from_the_configuration(folder, monkeypatch):
@@ -293,6 +316,103 @@ def test_all_that_is_wrong_is_told_at_once(folder):
 def test_what_does_not_fit_together_is_refused(folder, change, reason):
     with pytest.raises(ConfigError, match=reason):
         NodeConfig.from_mapping({**GOOD, **change}, folder)
+
+
+def public(key: object) -> str:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+ED25519, NISTP384 = public(ed25519.Ed25519PrivateKey.generate()), public(ec.generate_private_key(ec.SECP384R1()))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{}", r"must map names to keys, `NAME: ssh-ed25519 \.\.\.`, one at least, got \{\}"),
+        ("- key", r"must map names to keys.* got \['key'\]"),
+        ("a: [", r"must map names to keys.* got 'while parsing"),
+        ("\udcff", r"must map names to keys.* got .*decode"),
+        ("hub: garbage", r"the key of 'hub' must be of ed25519, `ssh-ed25519 \.\.\.`, got 'garbage'"),
+        ("hub: 3", r"the key of 'hub' must be of ed25519.* got 3"),
+        (f"hub: {ED25519}\nold: {NISTP384}", r"the key of 'old' must be of ed25519.* got 'ecdsa"),
+    ],
+)
+def test_trusted_entities_that_flower_would_refuse_or_that_check_nothing_are_told_of(folder, text, reason):
+    (folder / "keys.yaml").write_bytes(text.encode("utf8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=rf"1 problem in .*\n  `trusted-entities`: {folder}/keys\.yaml.*{reason}"):
+        NodeConfig.from_mapping({**GOOD, "trusted-entities": "keys.yaml"}, folder)
+
+
+def test_trusted_entities_that_flower_takes_are_taken(folder):
+    from flwr.supernode.cli.flower_supernode import _try_obtain_trusted_entities, _validate_public_keys_ed25519
+
+    (folder / "keys.yaml").write_text(f"hub: {ED25519}\n")
+    config = NodeConfig.from_mapping({**GOOD, "trusted-entities": "keys.yaml"}, folder)
+    found = _try_obtain_trusted_entities(Path(config.trusted_entities))
+    assert found == {"hub": ED25519}
+    _validate_public_keys_ed25519(found)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
+def test_a_key_that_others_can_read_or_change_is_refused(folder, mode):
+    (folder / "ward-3.key").chmod(mode)
+    with pytest.raises(ConfigError, match=r"`private-key`: others on this device .*ward-3\.key; chmod 600 .*ward-3"):
+        NodeConfig.from_mapping(GOOD, folder)
+
+
+def test_files_that_this_user_cannot_read_are_told_of():
+    code = f"""
+import os, tempfile
+from pathlib import Path
+from isoproto.node import ConfigError, NodeConfig
+"link".encode("idna")  # to have it imported: a user without rights may not see where Python lies
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+with tempfile.TemporaryDirectory() as folder:
+    for name in ("ca.pem", "ward-3.key"):
+        Path(folder, name).touch(0o600)
+    for name in ("ca.pem", "ward-3.key", "."):
+        Path(folder, name).chmod(0)
+        try:
+            NodeConfig.from_mapping({GOOD!r}, Path(folder))
+        except ConfigError as err:
+            print(str(err).replace(folder, "HERE"))
+        Path(folder, name).chmod(0o700)
+"""
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    right = "Permission denied; name another file, or give this user the right"
+    certificate, key = (f"  `{what}`: cannot read HERE/{name}: {right}" for what, name in FILES.items())
+    one, two = "1 problem in the node configuration:", "2 problems in the node configuration:"
+    assert told.splitlines() == [one, certificate, one, key, two, certificate, key]
+
+
+def test_more_memory_than_this_user_may_have_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("isoproto.node.resource.getrlimit", lambda _: (2**30, 2**31))
+    assert NodeConfig.from_mapping({**GOOD, "memory-mb": 2048}, folder).memory_mb == 2048
+    with pytest.raises(
+        ConfigError, match=r"`memory-mb` must be at most 2048, this user's limit \(ulimit -Hd\), got 2049"
+    ):
+        NodeConfig.from_mapping({**GOOD, "memory-mb": 2049}, folder)
+
+
+def test_what_a_node_keeps_is_its_users_alone(folder, monkeypatch):
+    started = []
+    monkeypatch.setattr("isoproto.node.os.execve", lambda *words: started.append(words))
+    monkeypatch.chdir(folder)
+    config = NodeConfig.from_mapping({**GOOD, "state-dir": "state"}, folder)
+    config.start()
+    assert len(started) == 1
+    found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder / "state", *(folder / "state").iterdir())}
+    assert found == {"state": 0o700, "models": 0o700, "flower": 0o700, "node-config.toml": 0o600}
+
+
+@pytest.mark.parametrize("name", ["state", "state/flower"])
+def test_a_file_where_a_folder_of_the_node_should_be_is_told_of(folder, monkeypatch, name):
+    monkeypatch.setattr("isoproto.node.os.execve", pytest.fail)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("")
+    with pytest.raises(StateError, match=rf"cannot make the folder {folder}/{name}: File exists; choose another one"):
+        NodeConfig.from_mapping({**GOOD, "state-dir": "state"}, folder).start()
 
 
 def test_a_file_that_is_no_toml_is_told_of(tmp_path):

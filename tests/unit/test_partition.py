@@ -1,3 +1,4 @@
+import hashlib
 import logging
 
 import numpy as np
@@ -167,6 +168,56 @@ def test_the_domain_partition_needs_domains():
 def test_the_domain_partition_does_not_make_a_client_smaller_than_asked():
     with pytest.raises(DataError, match=r"would get 1 sample\(s\), fewer than `min-samples` = 2; use fewer clients"):
         deal("domain", np.zeros(100, int), 4, domains=np.array([0] * 3 + [1] * 97))
+
+
+def test_one_domain_is_one_experiment_whatever_order_a_copy_has():
+    """PACS has its photos first in a file, and by name in folders."""
+    file, folders = ("photo", "art", "cartoon", "sketch"), ("art", "cartoon", "photo", "sketch")
+    for names in (file, folders):
+        data = dataset([40, 40], domains=names)
+        shares = split_clients(data, partition="one_domain", clients=3, seed=0)
+        assert [names[int(data.domain[share.train[0]])] for share in shares] == ["art", "cartoon", "photo"]
+
+
+# Made before test samples of classes that a domain's clients lack were dealt out, and to stay as they are.
+@pytest.mark.parametrize(
+    ("partition", "clients", "split", "digest"),
+    [
+        ("domain", 20, "official", "a63466723872c97e"),
+        ("domain", 20, "merged", "41ef1d58f1a07f03"),
+        ("domain:2@0.3,1@0.9,0,1", 4, "official", "71f12f2632f66af7"),
+        ("domain:2@0.3,1@0.9,0,1", 4, "merged", "27fe745ba15e7032"),
+        ("dirichlet", 20, "official", "1cc722bbb6eeca92"),
+        ("user_groups", 3, "official", "98974341d383b4de"),
+        ("classes:0,1;2,3", 2, "official", "7a2bf3dcede76d19"),
+    ],
+)
+def test_partitions_of_digits4_stay_as_they_are(partition, clients, split, digest):
+    shares = split_clients(load_dataset("digits4"), partition=partition, clients=clients, seed=3, split=split)
+    content = b"".join(np.concatenate([share.train, [-1], share.test]).tobytes() for share in shares)
+    assert hashlib.sha256(content).hexdigest()[:16] == digest
+
+
+def test_all_of_a_domain_is_tested_also_classes_that_its_clients_did_not_draw():
+    """Each client draws two of 96 training pictures of its domain, so most of eight classes are left to the other."""
+    data = dataset([32] * 8, test=8, domains=("x", "y"))
+    for seed in range(5):
+        options = PartitionOptions(min_samples=0)
+        shares = split_clients(
+            data, partition="domain:2@0.03,1", clients=3, seed=seed, options=options, split="official"
+        )
+        assert sorted(len(share.train) for share in shares) == [2, 2, 96]
+        for share in shares:
+            assert data.domain[share.test].unique().tolist() == data.domain[share.train].unique().tolist()
+        assert np.array_equal(np.sort(np.concatenate([share.test for share in shares])), np.flatnonzero(data.test))
+
+
+def test_a_class_that_nobody_learns_and_a_domain_without_clients_are_not_asked_about():
+    data = dataset([40, 40, 40], test=10, domains=("x", "y"))
+    (share,) = split_clients(data, partition="classes:0,2", clients=1, seed=0, split="official")
+    assert data.y[share.test].unique().tolist() == [0, 2]
+    (share,) = split_clients(data, partition="domain:1,0", clients=1, seed=0, split="official")
+    assert data.domain[share.test].unique().tolist() == [0]
 
 
 def test_shards_have_equal_sizes():

@@ -1,4 +1,10 @@
+import errno
 import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +165,54 @@ def test_a_full_disk_keeps_the_generations_before(store, broken):
         store.save(3, model(3))
     assert tags(store) == ["round-000001.safetensors", "round-000002.safetensors"]
     assert value(store.load(before=4)) == 2
+
+
+def test_a_model_that_cannot_be_read_for_now_stays_and_no_older_one_is_taken(store, monkeypatch):
+    for server_round in (1, 2):
+        store.save(server_round, model(server_round))
+
+    def exhausted(_: object) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.read_bytes", exhausted)
+        with pytest.raises(
+            StateError, match=r"client 3: cannot read its model .*000002.* now: Too many open.*The file st"
+        ):
+            store.load(before=3)
+    assert tags(store) == ["round-000001.safetensors", "round-000002.safetensors"]
+    assert value(store.load(before=3)) == 2
+
+
+def test_models_are_their_owners_alone(store):
+    store.save(1, model(1))
+    assert stat.S_IMODE((store.folder / "round-000001.safetensors").stat().st_mode) == 0o600
+
+
+def test_what_kills_have_left_goes_with_the_next_round(store):
+    """Each process has another number, so none takes the name that one before it left."""
+    for server_round in (1, 2):
+        for _ in range(2):
+            assert killed_in(store, server_round) == -signal.SIGKILL
+    assert len(os.listdir(store.folder)) == 4
+    store.save(2, model(2))
+    assert [name.split(".")[1] for name in sorted(os.listdir(store.folder)) if name.endswith("tmp")] == [
+        "round-000002"
+    ] * 2
+    store.save(3, model(3))
+    assert sorted(os.listdir(store.folder)) == tags(store) == ["round-000002.safetensors", "round-000003.safetensors"]
+
+
+def killed_in(store, server_round):
+    """Save a model in a process that is killed while it writes."""
+    code = f"""
+import os, signal, torch
+from pathlib import Path
+from client_app.store import ClientStore
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+ClientStore(Path({str(store.folder.parents[1])!r}), "e1", "3").save({server_round}, {{"w": torch.zeros(4)}})
+"""
+    return subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode
 
 
 def test_a_file_left_by_a_kill_is_no_model(store):

@@ -110,6 +110,16 @@ def test_how_much_of_a_text_is_kept_can_be_said(tmp_path, kept, width):
     assert found.x[:, 0].tolist() == [2, 3]
 
 
+def test_rows_name_their_domains_alike(tmp_path):
+    rows = [{"text": "a", "label": 0, "user": "ann"}, {"text": "b", "label": 0, "user": "bob", "domain": "x"}]
+    write(tmp_path / "pets.jsonl", rows)
+    with pytest.raises(DataError, match=r"line 2: all rows .*; got domain, and user in the first row"):
+        load(tmp_path / "pets.jsonl", "jsonl")
+    write(tmp_path / "pets.jsonl", [*rows[:1], {"text": "b", "label": 0}])
+    with pytest.raises(DataError, match=r"line 2: all rows .*; got none, and user in the first row"):
+        load(tmp_path / "pets.jsonl", "jsonl")
+
+
 def test_numbers_are_classes_by_size_and_names_by_order(tmp_path):
     write(tmp_path / "pets.jsonl", [{"text": "a", "label": label} for label in (10, 9, 2)])
     assert load(tmp_path / "pets.jsonl", "jsonl").classes == ("2", "9", "10")
@@ -136,6 +146,7 @@ def test_a_list_of_classes_fixes_them_also_those_that_a_file_lacks(tmp_path):
         (b"text,label,user\ncat,pet,ann\ndog,pet,\n", r"line 3: 'user' must be a name or a whole number, got ''"),
         (b"text,label,split\ncat,pet,val\n", r"line 2: 'split' must be 'train' or 'test', got 'val'"),
         (b'text,label\n"cat" and,pet\n', r"line 2: not CSV \("),
+        (b"text,label,text\ncat,pet,dog\n", r"line 1: column 'text' is named twice; rename"),
         (b"text,label\n", r"pets.csv: holds no text; at least one row"),
         (b"", r"pets.csv: holds no text; at least one row"),
     ],
@@ -155,6 +166,20 @@ def test_a_bad_table_is_refused_with_its_line_and_leaves_nothing(content, told, 
         ('{"text": null, "label": 1}', r"line 2: column 'text' is missing, got 'text', 'label'"),
         ('{"text": 5, "label": 1}', r"line 2: 'text' must be text, got \[5\]"),
         ('{"text": "cat", "label": 1.5}', r"line 2: 'label' must be a name or a whole number, got 1.5"),
+        (
+            '{"text": "smile \\ud83d end", "label": 1}',
+            r"line 2: 'text' holds half a character, '.ud83d' at place 7; cut",
+        ),
+        ('{"text": "cat", "label": "\\ud83d"}', r"line 2: 'label' holds half a character, '.ud83d' at place 1"),
+        ("[" * 100_000, r"line 2: not JSON \("),
+        (
+            '{"text": "cat", "label": 1, "label": 2}',
+            r"line 2: not JSON \(names must differ, got 'text', 'label', 'label'",
+        ),
+        (
+            '{"text": "cat", "label": 1, "domain": "a"}',
+            r"line 2: all rows must have the same of 'domain' or 'user', or none; got domain, and none in the",
+        ),
         ('{"text": "cat", "label": true}', r"line 2: 'label' must be a name or a whole number, got True"),
     ],
 )
@@ -177,7 +202,7 @@ def test_a_label_that_is_no_class_is_refused_with_its_line(tmp_path):
 def test_a_bad_list_of_classes_is_refused(content, tmp_path):
     (tmp_path / "pets.csv").write_text(TABLE)
     (tmp_path / "pets.classes.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"pets.classes.txt: (must name each class once|cannot be read)"):
+    with pytest.raises(DataError, match=r"pets.classes.txt(: must name each class once|, line 1: not UTF-8)"):
         load(tmp_path / "pets.csv")
 
 
@@ -242,7 +267,7 @@ def test_a_known_file_is_read_and_what_it_differs_in_is_logged_once(name, known,
 
 
 def test_titles_come_before_texts_and_extra_rows_are_left_out(tmp_path):
-    rows = [{"split": "train", "label": 3, "title": "a b", "text": "a b c c"}, {**ROW, "split": "extra"}, ROW]
+    rows = [{**ROW, "label": 3, "title": "a b", "text": "a b c c"}, {**ROW, "split": "extra"}, ROW]
     write(tmp_path / "ag_news.jsonl.gz", rows)
     found = load_dataset("ag_news", str(tmp_path))
     assert words(found, "ag_news") == [["a", "b", "a", "b", "c", "c"], ["a", "[UNK]"]]
@@ -388,6 +413,12 @@ def test_characters_outside_the_alphabet_are_unknown_and_never_asked_for(tmp_pat
 def test_a_step_that_is_none_is_refused(step, tmp_path):
     with pytest.raises(DataError, match=rf"shakespeare:{step}': the step between windows must be a whole number > 0"):
         load_dataset(f"shakespeare:{step}", str(tmp_path))
+
+
+def test_half_a_character_of_a_speech_is_refused(tmp_path):
+    write(tmp_path / "shakespeare.jsonl.gz", [speech("A", "a" * 200), speech("A", "b\ud83d")])
+    with pytest.raises(DataError, match=r"shakespeare.jsonl.gz, line 2: 'text' holds half a character"):
+        load_dataset("shakespeare", str(tmp_path))
 
 
 def test_speeches_too_short_for_windows_are_refused(tmp_path):

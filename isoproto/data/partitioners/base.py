@@ -24,6 +24,7 @@ class PartitionOptions:
         label_sets: The classes of each client under ``classes``.
         domain_shares: Clients of each domain under ``domain``, and the fraction of it that each of them draws, or
             ``None`` if they share all of it; empty: all domains are shared out evenly.
+        domain_names: Names of the data set's domains, by which ``one_domain`` orders them.
         one_class_share: Fraction of a class that goes to its one-class clients under ``nid2``, in (0, 1).
         full_clients: Clients that hold all classes under ``pairs``; ``None``: half of them.
         imbalance: How many times rarer the last class is made than the first, before anything is dealt, >= 1.
@@ -38,6 +39,7 @@ class PartitionOptions:
     min_samples: int = 2
     label_sets: tuple[tuple[int, ...], ...] = ()
     domain_shares: tuple[tuple[int, float | None], ...] = ()
+    domain_names: tuple[str, ...] = ()
     one_class_share: float = 0.5
     full_clients: int | None = None
     imbalance: float = 1.0

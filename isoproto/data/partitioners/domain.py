@@ -92,22 +92,24 @@ def one_domain_partition(
     rng: np.random.RandomState,
     options: PartitionOptions,
 ) -> list[Indices]:
-    """Let client ``i`` be domain ``i``, in the data set's order (FedSAF Sec. V, feature shift).
+    """Let client ``i`` be domain ``i``, in the order of their names (FedSAF Sec. V, feature shift).
 
     With fewer clients than domains the last ones stay unused. Nothing is drawn: which architecture meets which
-    domain is that of the paper.
+    domain is that of the paper, in whatever order a copy of the data set has its domains.
 
     Raises:
         DataError: If there are no domains, fewer than ``N`` of them, or one has fewer than ``min_samples`` samples.
 
     Example:
         >>> domains = np.array([1, 0, 0, 1])
-        >>> parts = one_domain_partition(np.zeros(4, int), domains, 2, np.random.RandomState(0), PartitionOptions())
+        >>> options = PartitionOptions(domain_names=("photo", "art"))
+        >>> parts = one_domain_partition(np.zeros(4, int), domains, 2, np.random.RandomState(0), options)
         >>> [part.tolist() for part in parts]
-        [[1, 2], [0, 3]]
+        [[0, 3], [1, 2]]
     """
-    users = whole_domains("one_domain", domains, clients)
-    parts = [np.flatnonzero(users == name) for name in np.unique(users)[:clients]]
+    domains = whole_domains("one_domain", domains, clients)
+    ordered = sorted(np.unique(domains), key=lambda domain: options.domain_names[domain])
+    parts = [np.flatnonzero(domains == domain) for domain in ordered[:clients]]
     return check_smallest(parts, options.min_samples)
 
 
