@@ -125,6 +125,22 @@ def test_the_bad_reply_leaves_no_trace_in_the_result(federation):
         assert torch.equal(tensor, sent_giants[name])
 
 
+@pytest.mark.parametrize("value", [3e38, -200.0])
+def test_weights_no_network_has_leave_no_trace_in_the_average(federation, value):
+    def poisoned(content):
+        for name, array in content["model"].items():
+            content["model"][name] = Array(np.full(array.shape, value).astype(array.dtype))
+
+    chosen = {"strategy": "fedavg", "models": "mlp", "rounds": 1, "round-timeout": 3.0}
+    sent_nothing, sent_poison = (
+        federation.run(federation.grid((fault, When("train", None, [1]))), chosen)
+        for fault in (fakes.lost, altered(poisoned))
+    )
+    assert "among the shared weights: root mean square" in sent_poison.failures()[1, "1"]
+    for name, tensor in sent_nothing.server().items():
+        assert torch.equal(tensor, sent_poison.server()[name])
+
+
 def test_control_characters_of_a_client_reach_neither_log_nor_files(federation):
     run = federation.run(federation.grid((fakes.raising("a\x1b[31m\r\u202eb"), When("train", [1], [0]))), {"rounds": 1})
     for text in (run.log, (run.path / "metrics.jsonl").read_text(), (run.path / "summary.json").read_text()):
