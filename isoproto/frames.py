@@ -596,7 +596,7 @@ def _decomposing(what: str) -> Iterator[None]:
     """Name what cannot be decomposed."""
     try:
         yield
-    except torch.linalg.LinAlgError as err:
+    except torch.linalg.LinAlgError as err:  # type: ignore[attr-defined]
         raise FrameError(
             f"{what}: class means cannot be decomposed ({err}); look for a client whose prototypes are not finite or "
             "grow without bound"
