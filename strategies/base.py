@@ -270,12 +270,13 @@ class PrototypeStrategy(Strategy):
                 f"none of {len(self._refused)} nodes can take part: {told}. If this tells of code that is not this "
                 "app's, start the SuperLink in an empty folder: a simulation's workers look there for packages first"
             )
+        # A node has one vote, however many clients it says it simulates: it does not make a simulation of the others.
+        kinds = {self._hosts[info.client]: bool(info.worker) for info in self.clients.values()}
+        simulated = statistics.median_low(kinds.values())
+        self._keep(lambda info: bool(info.worker) == simulated, _other_kind)
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
         self._keep(lambda info: info.classes == self.classes, _other_classes)
-        # One that says it is simulated does not make a simulation of the others.
-        simulated = statistics.median_low([bool(info.worker) for info in self.clients.values()])
-        self._keep(lambda info: bool(info.worker) == simulated, _other_kind)
         specs = collections.Counter(_shapes(info) for info in self.clients.values())
         spec, votes = specs.most_common(1)[0]
         if 2 * votes <= len(self.clients):

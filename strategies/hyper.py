@@ -330,6 +330,8 @@ def retrain(before: ServerState, after: ServerState, config: RunConfig, sent: Se
     enough = of_weight.present & (of_weight.holders >= config.min_contributors)
     fitted = fit_meta_features(start, *head, of_weight.vectors.view(classes, classes, width), of_bias.vectors, enough)
     known = enough | after.memory.get("meta-known", torch.zeros_like(enough))
+    if not known.any():
+        return after
     weight, bias = train_classifier(fitted, known, generator=torch_generator(config.seed, *stream))
     return dataclasses.replace(
         after,

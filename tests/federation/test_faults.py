@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from isoproto.errors import ConfigError, FederationError, StateError
@@ -383,6 +383,17 @@ def test_a_late_node_that_says_it_is_simulated_is_refused(federation):
     run = federation.run(grid, {"min-nodes": 3})
     assert list(run.failures()) == [(1 + 1, "node 10003")]
     assert clients(run, 3) == ["0", "1", "2"]
+
+
+def test_a_real_node_that_answers_for_many_has_one_vote(federation):
+    def many(content):
+        own = content.pop("config")
+        for name in map(str, range(4, 10)):
+            content[f"{name}/config"] = ConfigRecord({**own, "client": name, "worker": 7})
+
+    grid = federation.grid((altered(many), When("query", None, [3])))
+    run = federation.run(grid, {"rounds": 1, "min-nodes": 4, "clients": 10})
+    assert clients(run, 1) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("partitions", [2**20, 2**40])

@@ -101,6 +101,12 @@ def test_a_thin_class_has_no_part_in_a_retrained_classifier():
     assert one.memory["meta-known"].tolist() == [True, True, False, False, False]
 
 
+def test_the_averaged_classifier_stays_if_all_classes_are_thin():
+    settings = config(strategy="fedhpro", **{"hyper.retrain": "creff"})
+    state = dataclasses.replace(START, shared={"head.weight": torch.ones(C, D), "head.bias": torch.zeros(C)})
+    assert hyper.retrain(START, state, settings, [sent([0, 1], 1, classifier=True)]) is state
+
+
 def test_a_round_without_a_frame_makes_all_classes_older(monkeypatch):
     def fails(*_, **__):
         raise FrameError("no eigenvalues")
