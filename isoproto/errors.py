@@ -5,6 +5,7 @@
   x DataError         - a data set cannot be found, read, or split as asked
   x WireError         - a message does not follow the wire schema
     + SchemaMismatch  - sender and receiver speak different schema versions
+    + MoreSamples     - a client reports more samples than it told of when it was asked who it is
   x StateError        - a checkpoint, run folder, client store or key cannot be used
   x DivergenceError   - local training left the finite numbers
   x FrameError        - the relations between classes give no common frame this round
@@ -33,6 +34,10 @@ class WireError(IsoprotoError, ValueError):
 
 class SchemaMismatch(WireError):  # noqa: N818 - what it is, not that it is one
     """Sender and receiver speak different schema versions."""
+
+
+class MoreSamples(WireError):  # noqa: N818 - what it is, not that it is one
+    """A client reports more samples than it told of when it was asked who it is."""
 
 
 class StateError(IsoprotoError, RuntimeError):

@@ -7,6 +7,7 @@ Everything is computed in float64.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,9 @@ def similarity_map(source: Tensor, target: Tensor, weights: Tensor) -> Similarit
         The map; ``None`` if there is none: fewer than two rows, all rows of either side at one point, or two sides
         that have no direction in common.
 
+    Raises:
+        FrameError: If numbers are not finite, so that nothing can be decomposed.
+
     Example:
         A quarter turn, twice as large:
 
@@ -89,7 +93,10 @@ def similarity_map(source: Tensor, target: Tensor, weights: Tensor) -> Similarit
     """
     if len(source) < 2:
         return None
-    maps = _similarity_maps(source.double().unsqueeze(0), target.double().unsqueeze(0), weights.double().unsqueeze(0))
+    with _decomposing("similarity_map"):
+        maps = _similarity_maps(
+            source.double().unsqueeze(0), target.double().unsqueeze(0), weights.double().unsqueeze(0)
+        )
     if not maps.there:
         return None
     keep = maps.keep[0]
@@ -172,6 +179,7 @@ def average_relations(
     debias: bool = True,
     weighting: Weighting = "counts",
     previous: Relations | None = None,
+    minimum: int = 1,
 ) -> Relations:
     r"""Average the clients' squared distances between classes, each client on its own scale.
 
@@ -196,6 +204,7 @@ def average_relations(
         weighting: ``uniform`` takes every pair with weight 1 and subtracts nothing, for clients that withhold counts.
         previous: Last round's result, whose values stay where this round has seen no pair. This round's are put on
             its scale by the pairs that both have seen.
+        minimum: Clients that must hold a pair together; with fewer it counts as not seen.
 
     Returns:
         Distances with mean 1 over the pairs seen. A pair never seen has the mean; with no pair at all the classes
@@ -230,8 +239,9 @@ def average_relations(
     def per_client(values: Tensor) -> Tensor:
         return _sums(values, pairs.client, len(contributions))
 
+    weight = _held_by(minimum, pairs, weight, num_classes**2)
     scale = _ratio(per_client(weight * distances), per_client(weight))
-    weight = weight * (scale > 0)[pairs.client]
+    weight = _held_by(minimum, pairs, weight * (scale > 0)[pairs.client], num_classes**2)
     mass = _sums(weight, pairs.cell, num_classes**2)
     mean = mass
     for step in range(ALTERNATIONS):
@@ -249,6 +259,7 @@ def average_dissimilarities(
     *,
     weighting: Weighting = "counts",
     previous: Relations | None = None,
+    minimum: int = 1,
 ) -> Relations:
     r"""Average the clients' squared distances between the directions of their class means, for RCSA.
 
@@ -262,6 +273,7 @@ def average_dissimilarities(
         num_classes: C.
         weighting: Likewise.
         previous: Likewise, without a change of scale.
+        minimum: Likewise.
 
     Returns:
         Values in [0, 4]. A pair never seen has the mean over those seen. Means of zero length have no direction and
@@ -276,6 +288,7 @@ def average_dissimilarities(
     """
     with_direction = [_unit(c) for c in contributions]
     pairs, weight = _held_pairs(with_direction, num_classes, weighting)
+    weight = _held_by(minimum, pairs, weight, num_classes**2)
     mass = _sums(weight, pairs.cell, num_classes**2)
     mean = _ratio(_sums(weight * pairs.distances, pairs.cell, num_classes**2), mass)
     return _completed(mean, mass > 0, _held(contributions, num_classes), previous, free_scale=False)
@@ -305,6 +318,14 @@ def _held_pairs(contributions: Sequence[Contribution], num_classes: int, weighti
         inverse[i] + inverse[j],
     )
     return pairs, 2 / pairs.inverse if weighting == "counts" else torch.ones_like(pairs.inverse)
+
+
+def _held_by(minimum: int, pairs: _Pairs, weight: Tensor, cells: int) -> Tensor:
+    """The weights, 0 for a pair that fewer clients hold together with any weight."""
+    if minimum <= 1:
+        return weight
+    holders = torch.bincount(pairs.cell[weight > 0], minlength=cells)
+    return weight * (holders >= minimum)[pairs.cell]
 
 
 def _held(contributions: Sequence[Contribution], num_classes: int) -> Tensor:
@@ -484,7 +505,8 @@ def embed(gram: Tensor, present: Tensor, width: int, *, onto: Tensor | None = No
     if onto is None:
         vectors = functional.pad(vectors, (0, width - size))
     else:
-        u, _, vh = torch.linalg.svd(vectors.T @ onto.double(), full_matrices=False)  # [size, size], [size, d]
+        with _decomposing("embed"):
+            u, _, vh = torch.linalg.svd(vectors.T @ onto.double(), full_matrices=False)  # [size, size], [size, d]
         vectors = vectors @ u @ vh
     return Embedding(vectors.float(), cut)
 
@@ -511,7 +533,9 @@ class Aligned(NamedTuple):
     present: Tensor
 
 
-def align(contributions: Sequence[Contribution], reference: Tensor, present: Tensor, *, iterations: int = 2) -> Aligned:
+def align(
+    contributions: Sequence[Contribution], reference: Tensor, present: Tensor, *, iterations: int = 2, minimum: int = 1
+) -> Aligned:
     r"""Average the clients' class means in one frame: generalised Procrustes analysis.
 
     .. math::
@@ -527,9 +551,13 @@ def align(contributions: Sequence[Contribution], reference: Tensor, present: Ten
         reference: Last round's result, shape ``[C, d]``; before there is one, ``embed``'s.
         present: Classes that have a row in it, shape ``[C]``, bool. Other rows are never read.
         iterations: Two from last round's result, eight from an embedding.
+        minimum: Aligned clients that a class must have, >= 1.
 
     Returns:
-        The average; a class without an aligned client keeps its row of the reference.
+        The average; a class with fewer aligned clients keeps its row of the reference.
+
+    Raises:
+        FrameError: If numbers are not finite, so that nothing can be decomposed.
 
     Example:
         A client that is turned by a quarter agrees with the reference once turned back:
@@ -540,24 +568,39 @@ def align(contributions: Sequence[Contribution], reference: Tensor, present: Ten
         >>> torch.allclose(aligned.vectors, reference)
         True
     """
-    # Every map acts within the row spaces of the client and of the reference, so their coordinates there will do.
-    basis, triangle = torch.linalg.qr(torch.where(present.unsqueeze(1), reference, 0).double().T)
-    vectors = triangle.T.contiguous()  # [C, min(C, d)]
-    batches = list(_batches(contributions))
-    for _ in range(iterations):
-        total, weight = torch.zeros_like(vectors), torch.zeros(len(vectors), dtype=torch.float64)
-        for ids, rows, counts in batches:
-            # A row of weight 0 has no part in the map.
-            maps = _similarity_maps(rows, vectors[ids], counts * present[ids])
-            there = maps.there
-            weighted = counts.unsqueeze(2) * maps.forward(rows)
-            total.index_add_(0, ids[there].flatten(), weighted[there].flatten(0, 1))
-            weight.index_add_(0, ids[there].flatten(), counts[there].flatten())
-        aligned = (weight > 0).unsqueeze(1)
-        vectors = torch.where(aligned, _ratio(total, weight.unsqueeze(1)), vectors)
-        present = present | (weight > 0)
-        vectors = _standardised(vectors, present)
-    return Aligned((vectors @ basis.T).float(), present)
+    with _decomposing("align"):
+        # Every map acts within the row spaces of the client and of the reference: their coordinates there will do.
+        basis, triangle = torch.linalg.qr(torch.where(present.unsqueeze(1), reference, 0).double().T)
+        vectors = triangle.T.contiguous()  # [C, min(C, d)]
+        batches = list(_batches(contributions))
+        for _ in range(iterations):
+            total, weight = torch.zeros_like(vectors), torch.zeros(len(vectors), dtype=torch.float64)
+            holders = torch.zeros(len(vectors), dtype=torch.int64)
+            for ids, rows, counts in batches:
+                # A row of weight 0 has no part in the map.
+                maps = _similarity_maps(rows, vectors[ids], counts * present[ids])
+                there = maps.there
+                weighted = counts.unsqueeze(2) * maps.forward(rows)
+                total.index_add_(0, ids[there].flatten(), weighted[there].flatten(0, 1))
+                weight.index_add_(0, ids[there].flatten(), counts[there].flatten())
+                holders += torch.bincount(ids[there].flatten(), minlength=len(vectors))
+            aligned = holders >= minimum
+            vectors = torch.where(aligned.unsqueeze(1), _ratio(total, weight.unsqueeze(1)), vectors)
+            present = present | aligned
+            vectors = _standardised(vectors, present)
+        return Aligned((vectors @ basis.T).float(), present)
+
+
+@contextlib.contextmanager
+def _decomposing(what: str) -> Iterator[None]:
+    """Name what cannot be decomposed."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as err:  # type: ignore[attr-defined]
+        raise FrameError(
+            f"{what}: class means cannot be decomposed ({err}); look for a client whose prototypes are not finite or "
+            "grow without bound"
+        ) from err
 
 
 def _batches(contributions: Sequence[Contribution]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -254,9 +254,10 @@ def _wanted(gradients: Tensor, present: Tensor, compare: Distance) -> tuple[Tens
 
 
 def _summary(start: Tensor, moved: Tensor, losses: Tensor, usable: Tensor) -> Matching:
+    moved = moved.to(start.dtype)  # where it may be beyond the numbers there are
     used = usable & losses[0].isfinite() & moved.isfinite().flatten(1).all(1)
     losses = torch.where(used, losses.nan_to_num(1.0), 0)  # no direction is as good as an orthogonal one
-    vectors = torch.where(used.view(-1, 1, 1), moved.to(start.dtype), start)
+    vectors = torch.where(used.view(-1, 1, 1), moved, start)
     return Matching(vectors, losses.sum(1), losses[0], losses[-1], used)
 
 

@@ -21,7 +21,7 @@ from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
 from isoproto.config import Scalar
-from isoproto.errors import SchemaMismatch, WireError
+from isoproto.errors import MoreSamples, SchemaMismatch, WireError
 from isoproto.prototypes import Contribution
 from isoproto.rounding import FORMATS, RowFormat
 
@@ -31,6 +31,11 @@ _CONFIG, _SETTINGS, _ARRAYS, _MODEL, _METRICS = "config", "settings", "arrays", 
 _FAILURE, _HOSTED = "failure", "hosted"
 _TEXT_LIMIT = 4096  # characters of a name or reason that a peer may make us store
 _COUNT_LIMIT = 2**40  # more samples than a client can hold
+_PARTITION_LIMIT = 2**20
+_NUMBER_LIMIT = 3.4e38  # of a loss or the like: what float32 holds, so that a sum over clients is finite too
+# Root mean square of a weight tensor, of running means, and of deviations in running variances. Networks' are about 1;
+# far above, the average makes the others' training diverge.
+_WEIGHT_LIMIT = 100.0
 _CLASS_LIMIT = 2**16
 # What tensors of a model may be; NumPy knows types that run code or have no fixed size.
 _DTYPES = frozenset({"float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"})
@@ -202,6 +207,7 @@ class Expected:
         classifier: Whether gradients with respect to the head may come.
         max_gradient: Largest norm of a gradient row; 0 if none may come, infinite if the head in the reply tells.
         dtype: How rows travel, `wire.dtype`.
+        train_counts: Training samples of each class that the client told of; empty if not known.
     """
 
     client: str
@@ -214,6 +220,7 @@ class Expected:
     classifier: bool = False
     dtype: str = "float32"
     shared: Spec = field(default_factory=dict)
+    train_counts: tuple[int, ...] = ()
 
 
 def class_digest(classes: Sequence[str]) -> str:
@@ -431,7 +438,7 @@ def read_client_info(content: RecordDict) -> ClientInfo:
         train_counts=_integers(config, "train-counts", len(classes)),
         test_counts=_integers(config, "test-counts", len(classes)),
         domain=_text(config, "domain"),
-        partitions=_integer(config, "partitions", 0),
+        partitions=_integer(config, "partitions", 0, _PARTITION_LIMIT),
         fingerprint=_text(config, "fingerprint"),
         folder=_text(config, "folder"),
         worker=_integer(config, "worker", 0),
@@ -439,6 +446,8 @@ def read_client_info(content: RecordDict) -> ClientInfo:
     )
     if not info.client:
         raise WireError("config 'client': expected a name, got an empty one")
+    if info.worker and not info.client.isdecimal():
+        raise WireError(f"config 'client': a simulation's clients are partitions, got {_shown(info.client)}")
     if config.get("classes-digest") != class_digest(info.classes):
         raise WireError("config 'classes-digest' does not belong to the class list beside it")
     return info
@@ -591,6 +600,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     samples = _integer(metrics, "samples", 0)
     if int(counts.sum()) > samples:
         raise WireError(f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}")
+    _check_told(ids, counts, samples, expected.train_counts)
     shared = _read_shared(content, expected.shared)
     return TrainReply(
         contribution=Contribution(ids, means, counts, samples),
@@ -681,6 +691,20 @@ def _check_rows(ids: Tensor, means: Tensor, counts: Tensor, expected: Expected) 
             f"array 'proto': row of class {int(ids[worst])} has norm {float(norms[worst]):.3g}, "
             f"`max-norm` is {expected.max_norm:.3g}"
         )
+
+
+def _check_told(ids: Tensor, counts: Tensor, samples: int, told: Sequence[int]) -> None:
+    """Refuse more samples than the client told of when it was asked who it is: they are its weight in averages."""
+    if not told:
+        return
+    if (more := counts > torch.tensor(told)[ids]).any():
+        worst = int(more.nonzero()[0])
+        class_id = int(ids[worst])
+        raise MoreSamples(
+            f"array 'count': {int(counts[worst])} samples of class {class_id}, told were {told[class_id]}"
+        )
+    if samples > sum(told):
+        raise MoreSamples(f"metric 'samples': {samples}, told were {sum(told)}")
 
 
 def _read_gradients(
@@ -828,7 +852,27 @@ def _read_shared(content: RecordDict, spec: Spec) -> dict[str, Tensor]:
         raise WireError(f"shared weights: names differ from the federation's: {differing!r:.200}")
     shared = {name: _tensor(record, name, dtype, shape) for name, (dtype, shape) in spec.items()}
     _check_finite(shared, "among the shared weights")
+    for name, tensor in shared.items():
+        _check_size(name, tensor)
     return shared
+
+
+def _check_size(name: str, weights: Tensor) -> None:
+    """Refuse what no network has and what would spoil the average for all others."""
+    if not weights.is_floating_point():
+        if weights.numel() and max(abs(int(weights.min())), abs(int(weights.max()))) > _COUNT_LIMIT:
+            raise WireError(f"array {name!r:.200} among the shared weights: expected numbers up to {_COUNT_LIMIT}")
+        return
+    variance = name.endswith("running_var")
+    if variance and bool((weights < 0).any()):
+        raise WireError(f"array {name!r:.200} among the shared weights: {float(weights.min()):.3g} is no variance")
+    limit = _WEIGHT_LIMIT**2 if variance else _WEIGHT_LIMIT
+    size = float(weights.double().norm()) / max(1, weights.numel()) ** 0.5
+    if size > limit:
+        raise WireError(
+            f"array {name!r:.200} among the shared weights: root mean square {size:.3g}, at most {limit:.3g} is taken; "
+            "the model has diverged"
+        )
 
 
 def _read_evaluation(metrics: MetricRecord, moment: str) -> Evaluation:
@@ -866,10 +910,10 @@ def _text(config: ConfigRecord, key: str, limit: int = _TEXT_LIMIT) -> str:
     return value
 
 
-def _integer(record: ConfigRecord | MetricRecord, key: str, low: int) -> int:
+def _integer(record: ConfigRecord | MetricRecord, key: str, low: int, high: int = _COUNT_LIMIT) -> int:
     value = record.get(key)
-    if type(value) is not int or not low <= value <= _COUNT_LIMIT:
-        raise WireError(f"'{key}': expected a whole number from {low} to {_COUNT_LIMIT}, got {_shown(value)}")
+    if type(value) is not int or not low <= value <= high:
+        raise WireError(f"'{key}': expected a whole number from {low} to {high}, got {_shown(value)}")
     return value
 
 
@@ -884,11 +928,11 @@ def _integers(record: ConfigRecord | MetricRecord, key: str, length: int) -> tup
     return tuple(int(v) for v in value)
 
 
-def _finite(metrics: MetricRecord, key: str, low: float = -math.inf) -> float:
+def _finite(metrics: MetricRecord, key: str, low: float = -_NUMBER_LIMIT) -> float:
     value = metrics.get(key)
-    if type(value) not in (int, float) or not math.isfinite(value) or value < low:  # type: ignore[arg-type,operator]
-        wanted = "a finite number" + (f" >= {low:g}" if low > -math.inf else "")
-        raise WireError(f"metric '{key}': expected {wanted}, got {_shown(value)}")
+    if type(value) not in (int, float) or not low <= value <= _NUMBER_LIMIT:  # type: ignore[operator]
+        wanted = "a finite number" + (f" >= {low:g}" if low > -_NUMBER_LIMIT else "")
+        raise WireError(f"metric '{key}': expected {wanted}, got {_shown(value)}; at most {_NUMBER_LIMIT:g} is taken")
     return float(value)  # type: ignore[arg-type]
 
 

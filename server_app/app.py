@@ -170,7 +170,7 @@ def _note_partition(strategy: PrototypeStrategy) -> None:
         for info in clients
     ]
     # Some partitions may be missing: their nodes did not come, or were refused.
-    partitions = max(info.partitions for info in clients) or len(clients)
+    partitions = strategy.partitions or len(clients)
     partition = {"classes": strategy.classes, "partitions": partitions, "clients": rows}
     strategy.folder.write_text("partition.json", json.dumps(partition))
     table = partition_table(np.array([info.train_counts for info in clients]))
@@ -207,6 +207,7 @@ def _reported(folder: RunFolder, config: RunConfig, strategy: PrototypeStrategy)
         _log.error("the run failed: %s", err)
         with contextlib.suppress(Exception):  # the first error is the one to show
             folder.commit()
+        with contextlib.suppress(Exception):
             _write_summary(folder, config, f"{type(err).__name__}: {err}")
         raise
     _write_summary(folder, config, "")

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from flwr.serverapp.strategy import Strategy
 
 from isoproto import wire
 from isoproto.config import AUTO, RunConfig
-from isoproto.errors import ConfigError, FederationError, WireError
+from isoproto.errors import ConfigError, FederationError, MoreSamples, WireError
 from isoproto.evaluation import evaluation_figures
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.machines import machines, most_workers
@@ -200,7 +201,7 @@ class PrototypeStrategy(Strategy):
         deadline, notice = time.monotonic() + self.config.wait_timeout, 0.0
         while True:
             here = len(self._reachable(self._query(grid, self.config.wait_timeout)))
-            wanted = self.config.min_nodes or max((c.partitions for c in self.clients.values()), default=0) or 2
+            wanted = self.config.min_nodes or self.partitions or 2
             heard = {*self._hosts.values(), *(node for node, _ in self._refused)}
             all_heard = not more_may_come and bool(heard) and heard >= set(grid.get_node_ids())
             if here >= wanted or (all_heard and not self.config.min_nodes):
@@ -270,10 +271,12 @@ class PrototypeStrategy(Strategy):
                 f"client {info.client}: its {len(info.classes)} classes {info.classes[:5]!r:.120} are not the "
                 f"federation's {len(self.classes)} {self.classes[:5]!r:.120}"
             )
+        if self.config.share == "none" and info.shared:
+            raise WireError(f"client {info.client}: it would share weights, and in this run nobody shares any")
         if self._spec and info.shared != self._spec:
-            raise WireError(
-                f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
-            )
+            raise WireError(_other_weights(info))
+        if self.classes and bool(info.worker) != bool(self.workers):
+            raise WireError(_other_kind(info))
         if self._hosts.get(info.client) in present:
             raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
         self._hosts[info.client] = node  # a new one if the client was started again
@@ -299,24 +302,27 @@ class PrototypeStrategy(Strategy):
                 f"none of {len(self._refused)} nodes can take part: {told}. If this tells of code that is not this "
                 "app's, start the SuperLink in an empty folder: a simulation's workers look there for packages first"
             )
+        # A node has one vote, however many clients it says it simulates: it does not make a simulation of the others.
+        kinds = {self._hosts[info.client]: bool(info.worker) for info in self.clients.values()}
+        simulated = statistics.median_low(kinds.values())
+        self._keep(lambda info: bool(info.worker) == simulated, _other_kind)
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
-        for name, info in list(self.clients.items()):
-            if info.classes != self.classes:
-                del self.clients[name]
-                reason = f"client {name}: its class list {info.classes[:5]!r:.120} is not the others'"
-                self._refuse(self._hosts.pop(name), reason)
-        specs = {tuple(sorted(info.shared.items())) for info in self.clients.values()}
-        if len(specs) > 1:
+        self._keep(lambda info: info.classes == self.classes, _other_classes)
+        specs = collections.Counter(_shapes(info) for info in self.clients.values())
+        spec, votes = specs.most_common(1)[0]
+        if 2 * votes <= len(self.clients):
             models = dict(sorted(collections.Counter(info.model for info in self.clients.values()).items()))
             raise ConfigError(
                 f"`share = {self.config.share}` averages weights, so they must have the same shapes everywhere, but "
                 f"the clients' models are {models}. Name one architecture (models = 'cnn') or share less"
             )
+        self._keep(lambda info: _shapes(info) == spec, _other_weights)
         self._spec = next(iter(self.clients.values())).shared
-        # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
-        everybody = {*self.clients, *map(str, range(max(info.partitions for info in self.clients.values())))}
-        self.late = late_clients(sorted(everybody), self.config.join_late, seed=self.config.seed)
+        if self.config.join_late:
+            # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
+            everybody = {*self.clients, *map(str, range(self.partitions))}
+            self.late = late_clients(sorted(everybody), self.config.join_late, seed=self.config.seed)
         if self.workers and self.config.over_sample:
             raise ConfigError(
                 "`over-sample` leaves the slowest nodes behind, and a simulation goes on with their work while the "
@@ -329,6 +335,13 @@ class PrototypeStrategy(Strategy):
                 f"{self.classes[:5]!r:.120}. Restore the data of the run, or start a new one"
             )
 
+    def _keep(self, fits: Callable[[wire.ClientInfo], bool], reason: Callable[[wire.ClientInfo], str]) -> None:
+        """Leave out the clients that do not fit."""
+        for name, info in list(self.clients.items()):
+            if not fits(info):
+                del self.clients[name]
+                self._refuse(self._hosts.pop(name), reason(info))
+
     def clients_in_order(self) -> list[wire.ClientInfo]:
         """Return what is known of every client, sorted by name."""
         return [self.clients[name] for name in sorted(self.clients, key=client_order)]
@@ -336,7 +349,13 @@ class PrototypeStrategy(Strategy):
     @property
     def workers(self) -> int:
         """Processes that simulate the clients; 0 if they run in this one, or are real devices."""
-        return len({info.worker for info in self.clients.values()} - {0})
+        ids = {info.worker for info in self.clients.values()}
+        return 0 if 0 in ids else len(ids)
+
+    @property
+    def partitions(self) -> int:
+        """Parts that the run's data are dealt out in, 0 on devices: the middle of what clients say, no single one's."""
+        return statistics.median_low([info.partitions for info in self.clients.values()] or [0])
 
     # The five hooks of a Flower strategy
 
@@ -545,6 +564,7 @@ class PrototypeStrategy(Strategy):
                     dtype=self.config.wire__dtype,
                     classifier=self.config.hyper__retrain != "none",
                     shared=self._spec if self.config.share != "none" else {},
+                    train_counts=self.clients[client].train_counts,
                 )
                 for client in group
             ]
@@ -565,8 +585,10 @@ class PrototypeStrategy(Strategy):
         config = self.config
         if not config.learns:
             return 0.0
-        if config.hyper__head == "shared":  # of each client's own, unless it took them before training
-            return math.inf if config.hyper__grad_point == "after-training" else config.max_norm
+        if config.hyper__head == "shared":
+            early = config.hyper__grad_point == "before-training"
+            sent = self.state.shared.get("head.weight") if early else None
+            return math.inf if sent is None else wire.gradient_limit(sent)  # of the client's own, which it sends
         head = hyper.gradient_head(self.state, config)
         return wire.gradient_limit(head[0]) if head else 0.0
 
@@ -608,6 +630,8 @@ class PrototypeStrategy(Strategy):
                     good[expected.client] = (expected.client, read(content, expected), wire.serialised_bytes(content))
                 except WireError as err:
                     failures[expected.client] = str(err)
+                    if isinstance(err, MoreSamples) and not self.workers:
+                        self._hosts.pop(expected.client, None)  # a device's data may grow: it is asked anew
         if 0 < enough <= answered:
             waiting.clear()
         for expected in itertools.chain.from_iterable(waiting.values()):
@@ -696,6 +720,22 @@ class PrototypeStrategy(Strategy):
 
 def _refused_name(node: int, client: str) -> str:
     return f"client {client} of node {node}" if client else f"node {node}"
+
+
+def _other_classes(info: wire.ClientInfo) -> str:
+    return f"client {info.client}: its class list {info.classes[:5]!r:.120} is not the others'"
+
+
+def _other_kind(info: wire.ClientInfo) -> str:
+    return f"client {info.client}: it {'is' if info.worker else 'is not'} simulated, unlike the others"
+
+
+def _other_weights(info: wire.ClientInfo) -> str:
+    return f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
+
+
+def _shapes(info: wire.ClientInfo) -> tuple[object, ...]:
+    return tuple(sorted(info.shared.items()))
 
 
 def _told(reasons: "collections.Counter[str]") -> str:

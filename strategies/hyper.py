@@ -159,11 +159,14 @@ def relate(state: ServerState, config: RunConfig, sent: Sequence[Sent]) -> Serve
         classes,
         debias=config.relation__debias,
         previous=_remembered(state, config, ""),
+        minimum=config.min_contributors,
     )
     memory |= {"distances": relations.distances, "seen": relations.seen}
     if config.structural == "rcsa":
         prefix = "directions-"
-        directions = average_dissimilarities(contributions, classes, previous=_remembered(state, config, prefix))
+        directions = average_dissimilarities(
+            contributions, classes, previous=_remembered(state, config, prefix), minimum=config.min_contributors
+        )
         memory |= {
             prefix + "distances": directions.distances,
             prefix + "seen": directions.seen,
@@ -181,10 +184,12 @@ def relate(state: ServerState, config: RunConfig, sent: Sequence[Sent]) -> Serve
         if config.frame == "procrustes":
             # A class that the reference lacks would be seen in projection only: then it is made anew.
             known = relations.present if new else state.present
-            prototypes = align(contributions, prototypes, known, iterations=8 if new else 2).vectors
+            prototypes = align(
+                contributions, prototypes, known, iterations=8 if new else 2, minimum=config.min_contributors
+            ).vectors
     except FrameError as err:
         _log.warning("round %d: the frame of the round before is kept: %s", state.server_round + 1, err)
-        return state
+        return dataclasses.replace(state, age=state.age + 1)
     present = relations.present
     fresh = torch.zeros_like(present)
     fresh[torch.cat([torch.zeros(0, dtype=torch.int64), *(c.class_ids for c in contributions)])] = True
@@ -237,7 +242,9 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
             optimizer=config.hyper__optimizer,
             distance=config.hyper__distance,
         )
-        memory["learned"] = memory.get("learned", torch.zeros(())) + (matching.vectors - start).float()
+        learned = memory.get("learned", torch.zeros(()))
+        moved = learned + (matching.vectors - start).float()
+        memory["learned"] = torch.where(moved.isfinite().flatten(1).all(1).view(-1, 1, 1), moved, learned)
         used = max(1, int(matching.used.sum()))
         figures |= {
             "agreement": _agreement(rows, classes),
@@ -246,7 +253,8 @@ def learn(before: ServerState, after: ServerState, config: RunConfig, sent: Sequ
         }
     after = dataclasses.replace(after, memory=memory)
     if config.hyper__head == "server":
-        weight, bias = _trained(server_head(before, config), after, config, [s.contribution for s in sent])
+        contributions = published([s.contribution for s in sent], classes, config.min_contributors)
+        weight, bias = _trained(server_head(before, config), after, config, contributions)
         after = dataclasses.replace(after, memory={**after.memory, "head-weight": weight, "head-bias": bias})
     return dataclasses.replace(after, figures=figures)
 
@@ -317,10 +325,11 @@ def retrain(before: ServerState, after: ServerState, config: RunConfig, sent: Se
     start = after.memory.get("meta")
     if start is None:
         start = initial_vectors(classes, _META_FEATURES, width, torch_generator(config.seed, "creff"))
-    fitted = fit_meta_features(
-        start, *head, of_weight.vectors.view(classes, classes, width), of_bias.vectors, of_weight.present
-    )
-    known = of_weight.present | after.memory.get("meta-known", torch.zeros_like(of_weight.present))
+    enough = of_weight.present & (of_weight.holders >= config.min_contributors)
+    fitted = fit_meta_features(start, *head, of_weight.vectors.view(classes, classes, width), of_bias.vectors, enough)
+    known = enough | after.memory.get("meta-known", torch.zeros_like(enough))
+    if not known.any():
+        return after
     weight, bias = train_classifier(fitted, known, generator=torch_generator(config.seed, *stream))
     return dataclasses.replace(
         after,
@@ -351,7 +360,11 @@ def _trained(head: Head, state: ServerState, config: RunConfig, contributions: S
             labels.append(c.class_ids)
             continue
         common = state.present[c.class_ids]
-        there = similarity_map(c.means[common], state.prototypes[c.class_ids[common]], c.counts[common])
+        try:
+            there = similarity_map(c.means[common], state.prototypes[c.class_ids[common]], c.counts[common])
+        except FrameError as err:
+            _log.warning("a client's class means are left out of the server's head: %s", err)
+            continue
         if there is not None:
             rows.append(there.forward(c.means))
             labels.append(c.class_ids)

@@ -1,5 +1,6 @@
 """What one client, or the server's view of it, can do wrong: a bad reply is one failed client, never a failed round."""
 
+import json
 import math
 import re
 import time
@@ -7,10 +8,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from isoproto.errors import ConfigError, FederationError
+from isoproto.errors import ConfigError, FederationError, StateError
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -125,6 +126,22 @@ def test_the_bad_reply_leaves_no_trace_in_the_result(federation):
         assert torch.equal(tensor, sent_giants[name])
 
 
+@pytest.mark.parametrize("value", [3e38, -200.0])
+def test_weights_no_network_has_leave_no_trace_in_the_average(federation, value):
+    def poisoned(content):
+        for name, array in content["model"].items():
+            content["model"][name] = Array(np.full(array.shape, value).astype(array.dtype))
+
+    chosen = {"strategy": "fedavg", "models": "mlp", "rounds": 1, "round-timeout": 3.0}
+    sent_nothing, sent_poison = (
+        federation.run(federation.grid((fault, When("train", None, [1]))), chosen)
+        for fault in (fakes.lost, altered(poisoned))
+    )
+    assert "among the shared weights: root mean square" in sent_poison.failures()[1, "1"]
+    for name, tensor in sent_nothing.server().items():
+        assert torch.equal(tensor, sent_poison.server()[name])
+
+
 def test_control_characters_of_a_client_reach_neither_log_nor_files(federation):
     run = federation.run(federation.grid((fakes.raising("a\x1b[31m\r\u202eb"), When("train", [1], [0]))), {"rounds": 1})
     for text in (run.log, (run.path / "metrics.jsonl").read_text(), (run.path / "summary.json").read_text()):
@@ -199,12 +216,12 @@ def test_a_client_without_data_has_no_weight_in_the_average(federation):
     def poisoned(content):
         no_samples(content)
         for name, array in content["model"].items():
-            content["model"][name] = Array(np.full(array.shape, 1e6, array.dtype))
+            content["model"][name] = Array(np.full(array.shape, 99, array.dtype))
 
     grid = federation.grid((altered(poisoned), When("train", None, [0])))
     run = federation.run(grid, {"strategy": "fedavg", "models": "cnn", "rounds": 1})
     assert run.failures() == {}
-    assert max(t.abs().max().item() for n, t in run.server().items() if n.startswith("shared.")) < 100
+    assert max(t.abs().max().item() for n, t in run.server().items() if n.startswith("shared.")) < 10
 
 
 def test_empty_rounds_in_a_row_are_counted_from_the_last_good_one(federation):
@@ -423,6 +440,77 @@ def test_a_name_that_is_taken_is_refused(federation):
     grid = federation.grid((edit("config", "client", "0"), When("query", None, [2])))
     run = federation.run(grid, {"rounds": 1})
     assert "client 0: another node has this name" in run.failures()[0, "node 10002"]
+
+
+@pytest.mark.parametrize("client", [0, 3])
+def test_a_real_node_that_says_it_is_simulated_is_one_refused_node(federation, client):
+    grid = federation.grid((edit("config", "worker", 7), When("query", None, [client])))
+    run = federation.run(grid, {"rounds": 2})
+    assert list(run.failures()) == [(0, f"node {10_000 + client}")]
+    assert f"client {client}: it is simulated, unlike the others" in run.failures()[0, f"node {10_000 + client}"]
+    assert clients(run, 2) == [c for c in "0123" if c != str(client)]
+
+
+def test_a_late_node_that_says_it_is_simulated_is_refused(federation):
+    grid = federation.grid(
+        (edit("config", "worker", 7), When("query", None, [3])), away=lambda client, newest: client == 3 and newest < 1
+    )
+    run = federation.run(grid, {"min-nodes": 3})
+    assert list(run.failures()) == [(1 + 1, "node 10003")]
+    assert clients(run, 3) == ["0", "1", "2"]
+
+
+def test_a_real_node_that_answers_for_many_has_one_vote(federation):
+    def many(content):
+        own = content.pop("config")
+        for name in map(str, range(4, 10)):
+            content[f"{name}/config"] = ConfigRecord({**own, "client": name, "worker": 7})
+
+    grid = federation.grid((altered(many), When("query", None, [3])))
+    run = federation.run(grid, {"rounds": 1, "min-nodes": 4, "clients": 10})
+    assert clients(run, 1) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("partitions", [2**20, 2**40])
+def test_one_node_does_not_decide_how_many_are_waited_for(federation, partitions):
+    grid = federation.grid((edit("config", "partitions", partitions), When("query", None, [3])))
+    run = federation.run(grid, {"rounds": 1, "wait-timeout": 1.0, "join-late": 0.25})
+    assert len(run.path.joinpath("partition.json").read_text()) < 2000
+    assert run.summary["status"] == "completed"
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "fedsaf"}, {"strategy": "fedavg", "models": "cnn"}])
+def test_a_node_with_other_weights_is_one_refused_node(federation, settings):
+    forged = edit("config", "shared", json.dumps({"head.weight": ["float32", [2, 8]]}))
+    run = federation.run(federation.grid((forged, When("query", None, [0]))), {**settings, "rounds": 1})
+    assert list(run.failures()) == [(0, "node 10000")]
+    assert re.search(r"weights it would share differ|would share weights", run.failures()[0, "node 10000"])
+    assert clients(run, 1) == ["1", "2", "3"]
+
+
+def more_samples(content):
+    content["arrays"]["count"] = Array(content["arrays"]["count"].numpy() + 1000)
+    content["metrics"]["samples"] += 10**6
+
+
+def test_more_samples_than_told_are_refused_and_the_client_asked_anew(federation):
+    """A device's data may grow: then it says so, and its next reply is taken."""
+    grid = federation.grid((altered(more_samples), When("train", [2], [1])))
+    run = federation.run(grid)
+    assert list(run.failures()) == [(2, "1")]
+    assert "told were" in run.failures()[2, "1"]
+    assert clients(run, 3) == ["0", "1", "2", "3"]
+    assert [client for kind, _, client in grid.sent if kind == "query"] == [0, 1, 2, 3, 1]
+
+
+def test_the_summary_is_written_even_if_the_metrics_cannot_be(federation, monkeypatch):
+    def full(self):
+        raise StateError("no space")
+
+    monkeypatch.setattr("isoproto.run_folder.RunFolder.commit", full)
+    with pytest.raises(StateError, match="no space"):
+        federation.run(settings={"rounds": 1})
+    assert federation.newest().summary["reason"] == "StateError: no space"
 
 
 def test_nobody_to_use_ends_the_run_with_the_reasons_counted(federation):

@@ -274,6 +274,41 @@ def test_a_round_without_shapes_changes_no_relation(sent):
     torch.testing.assert_close(now, before)
 
 
+@pytest.mark.parametrize("average", ["relations", "dissimilarities"])
+def test_a_pair_that_too_few_hold_together_is_not_seen(average):
+    """Each of the classes 0 and 3 has three holders, their pair only one: what it says of the pair changes nothing."""
+
+    def averaged(moved, minimum):
+        sent = [
+            contribution([0, 1, 2], randn(3, 4)),
+            contribution([0, 1, 2], randn(3, 4, seed=1)),
+            contribution([1, 2, 3], randn(3, 4, seed=2)),
+            contribution([1, 2, 3], randn(3, 4, seed=3)),
+            contribution([0, 3], moved * randn(2, 4, seed=4)),
+        ]
+        if average == "relations":
+            return average_relations(sent, [0.0] * 5, 4, minimum=minimum)
+        return average_dissimilarities(sent, 4, minimum=minimum)
+
+    turned = torch.tensor([[1.0], [-1.0]])
+    one, other = averaged(1.0, 2), averaged(turned, 2)
+    assert torch.equal(one.distances, other.distances)
+    assert not one.seen[0, 3]
+    assert one.seen.sum() == 2 * 5
+    assert one.present.all()
+    assert averaged(1.0, 1).seen.sum() == 2 * 6
+    if average == "dissimilarities":  # a pair alone says nothing of shapes
+        assert not torch.equal(averaged(1.0, 1).distances, averaged(turned, 1).distances)
+
+
+def test_a_thin_pair_keeps_its_last_value():
+    sent = [contribution([0, 1, 2], randn(3, 4, seed=i)) for i in range(2)]
+    before = average_relations(sent, [0.0] * 2, 3, minimum=2)
+    after = average_relations([sent[0]], [0.0], 3, minimum=2, previous=before)
+    torch.testing.assert_close(after.distances, before.distances)
+    assert torch.equal(after.seen, before.seen)
+
+
 def test_one_scatter_for_each_client():
     with pytest.raises(ValueError, match=r"one scatter for each of the 1 contributions, got 2; send 0.0"):
         average_relations([contribution([0, 1], [[0.0], [1.0]])], [0.0, 0.0], 2)
@@ -491,6 +526,37 @@ def test_nobody_to_align(sent):
     empty = align(sent, torch.zeros(3, 2), mask(size=3))
     assert not empty.vectors.any()
     assert not empty.present.any()
+
+
+def test_a_class_with_too_few_aligned_clients_keeps_its_row():
+    """Two clients send class 3, but one of them holds nothing else and so has no map."""
+    reference = torch.randn(4, 6, generator=generator(7))
+    reference = frames._standardised(reference, everyone(4)).float()
+    alone, second = contribution([3], randn(1, 6)), contribution([0, 1, 2], randn(3, 6, seed=2))
+    rows = randn(4, 6, seed=1)
+    # Where the reference has the class, and where it does not: the map is the same, whatever the row of class 3.
+    for known in (everyone(4), mask(0, 1, 2, size=4)):
+        first = contribution(range(4), rows)
+        got = align([first, second, alone], reference, known, iterations=1, minimum=2)
+        assert torch.equal(got.present, known)
+        assert got.vectors[3].any() == known[3]
+    moved = contribution(range(4), rows + 9 * torch.eye(4, 6)[[3]] * torch.tensor([[0], [0], [0], [1]]))
+    assert torch.equal(got.vectors, align([moved, second, alone], reference, known, iterations=1, minimum=2).vectors)
+
+
+def test_what_cannot_be_decomposed_is_a_frame_error(monkeypatch):
+    def fails(*_, **__):
+        raise torch.linalg.LinAlgError("no convergence")
+
+    reference = torch.randn(4, 6, generator=generator(7))
+    sent = contribution(range(4), randn(4, 6))
+    monkeypatch.setattr(torch.linalg, "svd", fails)
+    with pytest.raises(FrameError, match=r"align: class means cannot be decomposed \(no convergence\)"):
+        align([sent], reference, everyone(4))
+    with pytest.raises(FrameError, match="similarity_map: class means cannot be decomposed"):
+        similarity_map(sent.means, reference, torch.ones(4))
+    with pytest.raises(FrameError, match="embed: class means cannot be decomposed"):
+        embed(reference @ reference.T, everyone(4), 6, onto=reference)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

@@ -285,6 +285,17 @@ def test_numbers_out_of_range_leave_everything_as_it_was(optimizer):
         assert matching.losses.eq(0).all()
 
 
+def test_vectors_beyond_float32_are_not_taken():
+    """In float64, where they are computed, there is more room."""
+    g = torch.Generator().manual_seed(0)
+    vectors, weight, gradients = (torch.randn(shape, generator=g) for shape in ((3, 2, 4), (3, 4), (3, 4)))
+    matching = match_gradients(
+        vectors, weight, torch.zeros(3), gradients, torch.ones(3).bool(), learning_rate=1e42, steps=1
+    )
+    assert torch.equal(matching.vectors, vectors)
+    assert not matching.used.any()
+
+
 def test_broken_vectors_of_one_class_do_not_touch_the_others():
     vectors, weight, bias, gradients, present = problem()
     wanted = match_gradients(vectors, weight, bias, gradients, present)

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from isoproto import wire
-from isoproto.errors import SchemaMismatch, WireError
+from isoproto.errors import MoreSamples, SchemaMismatch, WireError
 from isoproto.prototypes import Contribution
 
 CLASSES = ("cat", "dog", "owl", "fox")
@@ -227,6 +227,14 @@ def test_class_digest_depends_on_names_and_order():
         ("metrics", "scatter", [0.5], r"metric 'scatter': expected a finite number >= 0, got \[0.5\]"),
         ("metrics", "seconds", math.inf, r"metric 'seconds': expected a finite number"),
         ("metrics", "loss-total", math.nan, r"metric 'loss-total': expected a finite number, got nan"),
+        (
+            "metrics",
+            "loss-total",
+            1.7e308,
+            r"metric 'loss-total': expected a finite number, got 1\.7e\+308; at most 3\.4e",
+        ),
+        ("metrics", "loss-total", -4e38, r"metric 'loss-total': expected a finite number, got -4e\+38"),
+        ("metrics", "scatter", 1e300, r"metric 'scatter': expected a finite number >= 0, got 1e\+300"),
         ("metrics", "loss-instance", -math.inf, r"metric 'loss-instance': expected a finite number"),
         ("metrics", "after-correct", 9, r"metric 'after-correct': 9 right of 8 samples"),
         ("metrics", "after-correct", -1, r"'after-correct': expected a whole number"),
@@ -238,6 +246,23 @@ def test_class_digest_depends_on_names_and_order():
 def test_wrong_value_is_refused(record, key, value, told):
     with pytest.raises(WireError, match=told):
         read(with_value(record, key, value))
+
+
+@pytest.mark.parametrize(
+    ("counts", "samples", "told"),
+    [
+        ((10, 4), 14, r"array 'count': 10 samples of class 0, told were 9"),
+        ((9, 2**39), 2**40, r"array 'count': 549755813888 samples of class 2, told were 4"),
+        ((9, 4), 16, r"metric 'samples': 16, told were 15"),
+    ],
+)
+def test_more_samples_than_the_client_told_of_are_refused(counts, samples, told):
+    """Its counts are its weight in the averages. Fewer are fine: what is of small classes is not sent."""
+    expected = dataclasses.replace(EXPECTED, train_counts=(9, 2, 4, 0))
+    assert read(reply_content(), expected).contribution.samples == 13
+    contribution = Contribution(torch.tensor([0, 2]), MEANS, torch.tensor(counts), samples)
+    with pytest.raises(MoreSamples, match=told):
+        read(reply_content(contribution=contribution), expected)
 
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None])
@@ -629,6 +654,34 @@ def test_wrong_shared_weights_are_refused(shared, told):
         read(reply_content(shared=shared), SHARING)
 
 
+LIMITED = {
+    "base.bn.running_mean": torch.tensor([90.0, -90.0]),
+    "base.bn.running_var": torch.tensor([0.0, 9e3]),
+    "base.bn.num_batches_tracked": torch.tensor(2**40),
+    "base.none": torch.zeros(0),
+    "base.embedding": torch.full((3000, 40), 5.0),  # a long vector of modest numbers
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("base.embedding", 3e38, r"array 'base\.embedding' .*: root mean square 3e\+38, at most 100 is taken"),
+        ("base.embedding", -101.0, r"array 'base\.embedding' .*: root mean square 101"),
+        ("base.bn.running_mean", 1e6, r"array 'base\.bn\.running_mean' .*: root mean square 1e\+06"),
+        ("base.bn.running_var", 2e4, r"array 'base\.bn\.running_var' .*: root mean square 2e\+04, at most 1e\+04"),
+        ("base.bn.running_var", -1e-3, r"array 'base\.bn\.running_var' .*: -0\.001 is no variance"),
+        ("base.bn.num_batches_tracked", 2**63 - 1, r"'base\.bn\.num_batches_tracked' .*: expected numbers up to 10995"),
+        ("base.bn.num_batches_tracked", -(2**63), r"'base\.bn\.num_batches_tracked' .*: expected numbers up to 10995"),
+    ],
+)
+def test_weights_that_would_spoil_the_average_are_refused(name, value, told):
+    expected = dataclasses.replace(SHARING, shared=wire.tensor_spec(LIMITED))
+    assert read(reply_content(shared=LIMITED), expected).shared.keys() == LIMITED.keys()
+    with pytest.raises(WireError, match=told):
+        read(reply_content(shared={**LIMITED, name: torch.full_like(LIMITED[name], value)}), expected)
+
+
 def test_weights_nobody_asked_for_are_refused():
     with pytest.raises(WireError, match="carries weights, but this strategy shares none"):
         read(reply_content(shared=SHARED))
@@ -680,6 +733,8 @@ def test_wrong_evaluation_is_refused(key, value, told):
         ("feature-dim", 0, r"'feature-dim': expected a whole number"),
         ("feature-dim", 3.0, r"'feature-dim': expected a whole number"),
         ("partitions", -1, r"'partitions': expected a whole number"),
+        ("partitions", 2**20 + 1, r"'partitions': expected a whole number from 0 to 1048576"),
+        ("worker", 2**41, r"'worker': expected a whole number"),
         ("classes", [], r"config 'classes': expected a list of class names, .*, got \[\]"),
         ("classes", "cat", r"config 'classes': expected a list of class names, .*, got 'cat'"),
         ("classes", [1, 2, 3, 4], r"config 'classes': expected a list of class names, .*, got \[1, 2, 3, 4\]"),
@@ -707,6 +762,13 @@ def test_wrong_client_info_is_refused(key, value, told):
         content["config"]["classes-digest"] = wire.class_digest(value)
     with pytest.raises(WireError, match=told):
         wire.read_client_info(sent(content))
+
+
+def test_a_simulated_client_has_the_name_of_its_partition():
+    info = dataclasses.replace(INFO, worker=7)
+    assert wire.read_client_info(sent(wire.write_client_info(info))) == info
+    with pytest.raises(WireError, match=r"config 'client': a simulation's clients are partitions, got 'evil'"):
+        wire.read_client_info(sent(wire.write_client_info(dataclasses.replace(info, client="evil"))))
 
 
 def test_message_of_another_app_is_refused():
