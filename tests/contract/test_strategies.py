@@ -177,6 +177,11 @@ def test_it_is_a_point_that_leaves_nothing_open(kind):
     assert kind.__doc__
 
 
+# All but the control, which exchanges nothing whatever is asked of it.
+exchanging = pytest.mark.parametrize("kind", [STRATEGIES[name] for name in sorted(STRATEGIES) if name != "local"])
+
+
+@exchanging
 def test_settings_override_the_point(kind):
     chosen = {
         "prototypes": "mean",
@@ -190,6 +195,7 @@ def test_settings_override_the_point(kind):
     assert {key: config.to_mapping()[key] for key in chosen} == chosen
 
 
+@exchanging
 def test_it_refuses_an_alignment_without_prototypes(kind):
     with pytest.raises(ConfigError, match="`alignment = mse` needs global prototypes"):
         kind.resolve(RunConfig.from_mapping({"prototypes": "none", "alignment": "mse"}))

@@ -126,7 +126,8 @@ def test_the_stricter_of_node_and_run_decides_how_small_a_class_may_be(federatio
 @pytest.mark.parametrize("samples", [1, 3])
 def test_gradients_are_never_of_fewer_samples_than_the_node_allows(federation, samples):
     settings = {"strategy": "fedhpro", "models": "cnn", "hyper.head": "shared", "share": "head"}
-    settings |= {"prototypes": "hyper", "frame": "shared", "hyper.learning-rate": 0.1, "hyper.retrain": "creff"}
+    settings |= {"prototypes": "hyper", "alignment": "hpcl+hpal", "frame": "shared"}
+    settings |= {"hyper.learning-rate": 0.1, "hyper.retrain": "creff"}
 
     def sent(floor, asked):
         node = {"partition-id": 0, "num-partitions": 2, "min-class-samples": floor}

@@ -134,8 +134,9 @@ def test_a_bad_part_is_one_failed_client_and_a_bad_message_all_of_them(federatio
 
 def test_a_real_node_answers_for_itself_alone(federation, monkeypatch):
     """A server that asks a device for others' work is refused, whatever the device said before."""
-    answers = iter([7] * 4)
-    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: next(answers, 0))
+    worker, meet = [7], PrototypeStrategy.meet
+    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: worker[0])
+    monkeypatch.setattr(PrototypeStrategy, "meet", lambda *a, **k: (meet(*a, **k), worker.__setitem__(0, 0)))
     run = federation.run(settings={"rounds": 1, "max-empty-rounds": 9})
     assert len(run.of("failure")) == 12  # both evaluations and the round
     assert all("a real node answers for itself alone" in reason for reason in run.failures().values())
