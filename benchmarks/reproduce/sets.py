@@ -200,7 +200,7 @@ same. CPU is of one core, data and all evaluations included. Unless said: SGD 0.
 local epoch, four small networks of different kinds dealt out in turn (`demo4`), feature width 128.
 
 **What it says.** One seed, small models and few rounds: a check that each of these settings runs and learns, and no
-reproduction of a table. `local` is hard to beat here too. Of 24 differences to it 15 are below zero, and 19 lie
+reproduction of a table. `local` is hard to beat here too. Of 24 differences to it 14 are below zero, and 18 lie
 within -1.3 and +1.3 points, which one seed cannot tell from nothing: the standard error of an accuracy is about one
 point on CIFAR-10 and AG News (1,506 and 1,906 test samples), one and a half on Shakespeare and reviews (1,076 and
 1,000) and two on Office-Caltech and PACS (636 and 500), somewhat less for a difference of two methods on the same
