@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from machine import require_idle, write_results
+from settings import plain_settings
 
 from client_app.app import build_model
-from client_app.training import Alignment, Anchoring, LocalSettings, train
+from client_app.training import Alignment, Anchoring, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
 from isoproto.losses.hyper import Anchors
@@ -25,15 +26,7 @@ from models import ModelSpec
 
 BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05
 STEPS = {"cnn": 10, "cnn4": 5, "resnet18": 3}  # of an epoch: short turns, but more than a timer's noise
-SETTINGS = LocalSettings(
-    epochs=1,
-    batch_size=BATCH,
-    optimizer="sgd",
-    learning_rate=0.01,
-    momentum=0.9,
-    weight_decay=0.0,
-    proto_source="post-eval",
-)
+SETTINGS = plain_settings(BATCH, 0.01)
 
 
 def make_data(steps: int) -> ClientData:

@@ -17,12 +17,13 @@ from unittest import mock
 
 import torch
 from machine import median_seconds, require_idle, write_results
+from settings import plain_settings
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
 from client_app.cohort import Member, train_cohort
-from client_app.training import Alignment, LocalSettings, train
+from client_app.training import Alignment, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
 from models import FeatureModel, ModelSpec, create_model
@@ -30,15 +31,7 @@ from models import FeatureModel, ModelSpec, create_model
 CLIENTS, STEP_CLIENTS, BATCH, WIDTH, CLASSES = 32, 16, 10, 128, 10
 TARGETS = {"mlp": 3.0, "tiny_cnn": 1.5}
 STEPS = ("mlp", "tiny_cnn", "cnn", "resnet", "mobilenet", "inception")
-SETTINGS = LocalSettings(
-    epochs=1,
-    batch_size=BATCH,
-    optimizer="sgd",
-    learning_rate=0.02,
-    momentum=0.9,
-    weight_decay=0.0,
-    proto_source="post-eval",
-)
+SETTINGS = plain_settings(BATCH, 0.02)
 
 
 def generator(seed: int) -> torch.Generator:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from machine import require_idle, write_results
+from settings import plain_settings
 
-from client_app.training import LocalSettings, extract, train
+from client_app.training import extract, train
 from isoproto.data import ClientData
 from models import ModelSpec, create_model
 
@@ -37,15 +38,7 @@ def measure(name: str, side: int, batch: int, samples: int, turns: int) -> dict[
     pictures = torch.randint(0, 256, (samples, 3, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, CLASSES, (samples,), generator=generator)
     data = ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(CLASSES))))
-    settings = LocalSettings(
-        epochs=1,
-        batch_size=batch,
-        optimizer="sgd",
-        learning_rate=0.01,
-        momentum=0.9,
-        weight_decay=0.0,
-        proto_source="post-eval",
-    )
+    settings = plain_settings(batch, 0.01)
     spec, device = ModelSpec(3, side, side, WIDTH, CLASSES), torch.device("cpu")
     models = [create_model(name, spec, seed=0).place(device, rearrange=last) for last in (False, True)]
     seconds: list[list[float]] = [[], []]

@@ -117,9 +117,14 @@ def split_clients(
 
 def _kind(dataset: Dataset) -> Indices:
     """Number the samples' combinations of class, domain and official part."""
-    parts: Indices = _numpy(2 * dataset.y + dataset.test)
-    domains = _domains(dataset)
-    return parts if domains is None else parts + 2 * len(dataset.classes) * domains
+    kinds: Indices = 2 * _group(dataset) + _numpy(dataset.test)
+    return kinds
+
+
+def _group(dataset: Dataset) -> Indices:
+    """Return each sample's class plus its domain times the number of classes."""
+    labels, domains = _numpy(dataset.y), _domains(dataset)
+    return labels if domains is None else labels + len(dataset.classes) * domains
 
 
 def _only(dataset: Dataset, kept: Indices) -> Dataset:
@@ -159,10 +164,8 @@ def _official(
 ) -> list[ClientSplit]:
     """Train parts from the official train part, test parts from the official test part."""
     train, test = _official_parts(dataset, "official")
-    labels, domains = _numpy(dataset.y), _domains(dataset)
-    group = labels if domains is None else labels + len(dataset.classes) * domains
     parts = _dealt(dataset, train, partitioner, clients, rng, options)
-    tests = _deal_in_proportion(group, len(dataset.classes), parts, rng.permutation(test), rng)
+    tests = _deal_in_proportion(_group(dataset), len(dataset.classes), parts, rng.permutation(test), rng)
     return [ClientSplit(train=a, test=b) for a, b in zip(parts, tests, strict=True)]
 
 
