@@ -32,6 +32,7 @@ from isoproto.frames import (
     similarity_map,
 )
 from isoproto.hyperproto import anchor_cosines, initial_vectors, match_gradients, movement, summaries
+from isoproto.losses import LOSSES
 from isoproto.prototypes import Contribution, average_prototypes
 from isoproto.seeding import torch_generator
 from isoproto.starts import hyper_start
@@ -42,7 +43,7 @@ _log = logging.getLogger("isoproto")
 Head = tuple[Tensor, Tensor]
 
 # Losses that compare relations between classes, not coordinates.
-RELATIONAL = ("gcsa", "rcsa")
+RELATIONAL = frozenset(name for name, loss in LOSSES.items() if loss.relations)
 # Classes up to which the metrics hold similarity matrices.
 _MOST_SHOWN = 30
 _META_FEATURES = 50  # per class, as in the published code
