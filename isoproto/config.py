@@ -110,8 +110,10 @@ class RunConfig:
         min_samples: Samples every client must at least get, >= 0; 0 allows empty clients.
         split: ``merged``: official train and test part are pooled, and each client splits its own share;
             ``official``: clients get their train data from the train part and test data from the test part;
-            ``global``: likewise, but each is tested on the whole test part.
-        test_fraction: Share of a client's data that is its test part under ``split = merged``.
+            ``global``: likewise, but each is tested on the whole test part; ``stratified``: as ``official``, with a
+            test part that is drawn by class and domain.
+        test_fraction: Share of a client's data that is its test part under ``split = merged``, of all data under
+            ``stratified``.
         imbalance: Long tail of the training part, >= 1: how many times rarer the last class is than the first; 1: none.
         max_samples: Samples of the data set that are dealt out at most, drawn by class, domain and official part in
             proportion; 0: all.
@@ -232,7 +234,7 @@ class RunConfig:
     alpha: float = number(0.1, 0, above=True)
     classes_per_client: int = number(2, 1)
     min_samples: int = number(2, 0)
-    split: str = one_of("merged", "merged", "official", "global")
+    split: str = one_of("merged", "merged", "official", "global", "stratified")
     test_fraction: float = number(0.25, 0, 0.9, above=True)
     imbalance: float = number(1.0, 1)
     max_samples: int = number(0, 0)
