@@ -333,7 +333,10 @@ def test_domains_are_asked_for_where_there_are_none(partition):
     [
         ({"partition": "dirichlett"}, r"unknown partition 'dirichlett'; .*did you mean 'dirichlet'"),
         ({"partition": "iid:3"}, "partition 'iid' takes no argument, got '3'"),
-        ({"split": "oficial"}, r"unknown split 'oficial'; `split` must be one of 'global', 'merged', 'official', 'stratified'"),
+        (
+            {"split": "oficial"},
+            r"unknown split 'oficial'; `split` must be one of 'global', 'merged', 'official', 'stratified'",
+        ),
         ({"clients": 0}, "the number of clients must be >= 1, got 0"),
         ({"seed": -1}, r"`partition-seed` must be in \[0, 4294967295\], got -1"),
         ({"seed": 2**32}, r"`partition-seed` must be in \[0, 4294967295\], got 4294967296"),
@@ -463,9 +466,7 @@ def test_the_stratified_split_draws_fedhpros_test_part_of_ham10000(test):
 
 def test_the_stratified_split_draws_from_each_domain_and_deals_as_the_official_one():
     data = dataset([100, 60], domains=("a", "b"))
-    shares = split_clients(
-        data, partition="domain:1@0.2,1", clients=2, seed=0, split="stratified", test_fraction=0.3
-    )
+    shares = split_clients(data, partition="domain:1@0.2,1", clients=2, seed=0, split="stratified", test_fraction=0.3)
     domain, label = data.domain.numpy(), data.y.numpy()
     assert sorted((len(share.train), len(share.test)) for share in shares) == [(11, 24), (56, 24)]
     for share in shares:
