@@ -125,6 +125,8 @@ class RunConfig:
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
         batch_size: Mini-batch size B, >= 2: BatchNorm cannot train on one sample.
+        batches: ``shuffled`` anew in every epoch; or ``fixed``, in the order of the data and whole ones alone, as in
+            FedSAF's authors' code: what is behind the last whole one is never trained on, unless it is everything.
         augment: Random changes of training pictures, drawn for each sample anew: ``flip``; ``crop_flip``, which shifts
             by up to four pixels too, or ``crop_flip_batch``, alike for a whole batch as in FedHPro's published code;
             AutoAugment's policy for CIFAR-10. Prototypes of ``post-eval`` and tests see none.
@@ -245,6 +247,7 @@ class RunConfig:
     init: str = one_of("per-client", "per-client", "per-architecture")
     epochs: int = number(1, 1)
     batch_size: int = number(32, 2)
+    batches: str = one_of("shuffled", "shuffled", "fixed")
     augment: str = one_of("none", "none", "flip", "crop_flip", "crop_flip_batch", "autoaugment")
     optimizer: str = one_of("sgd", "sgd", "adam", "adamw")
     learning_rate: float = number(0.02, 0)

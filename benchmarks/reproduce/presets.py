@@ -97,10 +97,16 @@ flwr run . --stream -c conf/fedsaf/pacs.toml --federation-config "num-supernodes
 each), not larger. FedHPro's presets average whole models, as the paper's tables do for all methods, those of HtFE
 groups the classifier: `share='none'` leaves that out, and `strategy='local'` leaves out all that is exchanged.
 `conf/fedhpro/paper.toml` and `released_code.toml` are methods, not columns; the latter has data and model of the
-published code too, so it runs as it is.
+published code too, so it runs as it is. So is `conf/fedsaf/authors_code.toml`, to be laid over a column: samples in one
+order and whole batches alone, as FedSAF's authors train.
 
-What is not the papers': pictures are brought to [-1, 1] everywhere, as FedSAF does, where FedHPro uses each data set's
-own mean and spread. The `lambda` and `gamma` that FedSAF's presets name are read off the paper's Fig. 5, for MSE and
+Not taken from that code: it stops a run after 50 rounds without a new best accuracy (`best` in `summary.json` is that
+best); under GCSA and RCSA it lets a sample without a prototype stand for its own target, where ours leaves it out; it
+changes PACS's training pictures once, before they are split, so that changed ones are tested on too; features of its
+text models are log-softmaxed, and read out behind the padding; it drops a client with less than a batch, which trains
+on all that it has here; and the faults of its other methods (FedTGP, FedGen, FedMRL, FedKD, FedDistill) with them.
+
+What is not the papers': pictures are brought to [-1, 1] everywhere, as FedSAF does; FedHPro does not tell. The `lambda` and `gamma` that FedSAF's presets name are read off the paper's Fig. 5, for MSE and
 cosine the best cell, for GCSA and RCSA one amid good ones; the paper tells none, and a run that names none takes
 [ours](adr/0003-weights.md).
 
