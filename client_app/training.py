@@ -112,9 +112,8 @@ class Statistics:
 def batches(samples: int, size: int, generator: torch.Generator, order: str = "shuffled") -> Iterator[Tensor]:
     """Yield index batches over a fresh permutation; a last batch of one joins the one before it.
 
-    BatchNorm cannot train on a single sample, and dropping the sample would lose it in small clients. With another
-    ``order`` than ``shuffled`` samples come as they lie, and what is left behind the last whole batch never does, unless
-    it is everything.
+    BatchNorm cannot train on a single sample, and dropping the sample would lose it in small clients. In an ``order``
+    that is ``fixed`` samples come as they lie, and what is behind the last whole batch never does, unless it is all.
 
     Example:
         >>> [len(b) for b in batches(7, 3, torch.Generator().manual_seed(0))]
