@@ -658,9 +658,9 @@ def own_statistics(client: Client, statistics: Statistics | None) -> Own | None:
 
 
 def _counts(statistics: Statistics, client: Client) -> Tensor:
-    """Return the samples of each class that statistics are of, ``[C]``: running ones see a sample once an epoch.
+    """Return the samples of each class that statistics are of, ``[C]``.
 
-    And with fixed batches they may never see one.
+    Their own counts are others: running ones see a sample once an epoch, and with fixed batches some never.
     """
     counts = torch.from_numpy(class_counts(client.data.train_y, client.num_classes))
     return counts * statistics.sums.present.cpu()
