@@ -284,7 +284,7 @@ class _Course:
         labels, steps, last = member.data.train_y, list[Tensor](), 0
         for _ in range(settings.epochs):
             last = len(steps)
-            steps += batches(len(labels), settings.batch_size, member.generator)
+            steps += batches(len(labels), settings.batch_size, member.generator, settings.batches)
         order, sizes = torch.cat(steps), [len(step) for step in steps]
         aligned = list(_goals(member.alignment, labels[order].split(sizes), rows)) if member.alignment else []
         return cls(order, sizes, aligned, last)
@@ -361,7 +361,7 @@ def _train_together(
                     seen_here = Statistics.of(rows[:size], y[:size], len(member.data.classes))
                     running[i] = seen_here if before is None else before + seen_here
     after = [*map(stack.row, range(active)), *after]
-    means = totals / torch.tensor([[len(member.data.train_y)] for member in members], device=device)
+    means = totals / counted.sum(0)
     seconds = (time.perf_counter() - started) / len(members)
     return [
         Trained(rows, dict(zip(TERMS, losses, strict=True)), statistics, seconds)

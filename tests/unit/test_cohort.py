@@ -122,6 +122,11 @@ def test_running_statistics(source):
     assert_as_one_by_one("mlp", proto_source=source)
 
 
+@pytest.mark.parametrize("source", ["last-epoch", "all-epochs"])
+def test_fixed_batches(source):
+    assert_as_one_by_one("mlp", alignment("mse"), proto_source=source, batches="fixed")
+
+
 @pytest.mark.parametrize("name", PAYS)
 def test_one_client(name):
     assert_as_one_by_one(name, sizes=(13,))
