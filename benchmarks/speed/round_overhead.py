@@ -95,17 +95,22 @@ def bare_worker(share: list[int], batch: int, rounds: int, threads: int, start: 
             seconds.put((number, time.perf_counter() - began))
 
 
+def deal_out(clients: int, processes: int) -> list[list[int]]:
+    """Whole groups of four architectures to each process, so that their shares weigh the same."""
+    whole = clients // (4 * processes) * 4 * processes
+
+    def process(client: int) -> int:
+        # A group that is left over is split: its middle two architectures weigh about as much as the others.
+        return client // 4 % processes if client < whole else int(client % 4 in (1, 2))
+
+    return [[client for client in range(clients) if process(client) == p] for p in range(processes)]
+
+
 def bare_loop(clients: int, batch: int, rounds: int, processes: int) -> list[float]:
     """Seconds of each round with the clients dealt out evenly; a round lasts as long as its slowest process."""
     context = multiprocessing.get_context("spawn")
     start, seconds = context.Barrier(processes), context.Queue()
-    # Whole groups of four architectures to each process, so that the shares weigh the same.
-    shares = [[c for c in range(clients) if c // 4 % processes == p] for p in range(processes)]
-    if processes == 2 and clients % 8:  # a group is left over: split it by architecture
-        shares = [
-            list(range(0, clients, 4)) + list(range(3, clients, 4)),
-            list(range(1, clients, 4)) + list(range(2, clients, 4)),
-        ]
+    shares = deal_out(clients, processes)
     workers = [
         context.Process(target=bare_worker, args=(share, batch, rounds, 2 // processes, start, seconds))
         for share in shares
