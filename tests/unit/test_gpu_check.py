@@ -1,6 +1,7 @@
 """`make gpu-check` runs on a CPU too, small: that the script works is seen here, its figures on a GPU."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "check.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = BENCHMARKS / "gpu" / "check.py"
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(f"speed_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,17 @@ def test_an_interpreter_without_pytorch_is_told_what_to_do():
     assert done.returncode == 1
     assert "without torch and numpy" in done.stderr
     assert "make gpu-check PYTHON=/path/to/python" in done.stderr
+
+
+def test_docs_performance_reads_what_a_gpu_machine_writes(results, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "speed"))
+    memory = {"MiB after each round": [10.0, 10.5], "peak MiB": 1234.0, "growth MiB": 0.5}  # a CPU has none
+    (tmp_path / "gpu.json").write_text(json.dumps({**results, "memory": memory}))
+    page = load(BENCHMARKS / "speed" / "table.py").page(tmp_path)
+    text = page.partition("\n## On a GPU\n")[2].partition("\n## ")[0]
+    assert "`make gpu-check` on cpu" in text
+    assert text.count("| 1.05, ") == 3
+    assert text.count("| 5, ") == 2
 
 
 def test_the_bare_loop_trains(script):
