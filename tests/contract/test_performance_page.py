@@ -50,7 +50,7 @@ SAMPLES = {
         [
             "| C = 100 | 10 | 0.50 | **49.9** | 50, **missed** |",
             "| C = 50 | 4 | 20 |",
-            "times the classes take 4 times as long with SGD, which is $C^{1.00}$ (near linear: at most $C^{1.2}$, met)",
+            "classes take 4 times as long with SGD, which is $C^{1.00}$ (near linear: at most $C^{1.2}$, met)",
         ],
     ),
     "aggregate": (
