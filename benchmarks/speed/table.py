@@ -453,8 +453,9 @@ On a machine that others used too, 16 clients with cross-entropy: `mlp` 2.5 to 2
         missed="""\
 One client that trains alone takes the same program although it is slower: who trains beside whom is a matter of time,
 and must not change the last bit. So are the clients of a run in one process, whose messages are for one client each.
-The same holds, less and less, for one with much more data than those beside it. What it would take: messages for several
-clients there too, as under Flower; and for a single client a program with less around each operation. Not tried.
+The same holds, less and less, for one with much more data than those beside it. What it would take: messages for
+several clients there too, as under Flower; and for a single client a program with less around each operation. Not
+tried.
 
 What was tried for an MLP: one vector of all weights for a fused optimiser, gradients that are written where it reads
 them (they were copied twice, a third of a step), and clients that have no more batches kept in the vector; 16 at once
