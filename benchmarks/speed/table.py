@@ -84,6 +84,29 @@ def round_overhead(found: dict[str, Any]) -> list[str]:
         "Most memory of all processes in MiB (resident, shared pages counted in each), by repetition; to stay flat:",
         "",
         *grid(["reference work", "second quarter", "last quarter", "peak"], memory),
+        *where_time_goes(found["sizes"]),
+    ]
+
+
+def where_time_goes(sizes: dict[str, Any]) -> list[str]:
+    """Seconds of each part of a round, of all workers together, where they were noted."""
+    noted = {name: size["alignment none"]["runs"][-1] for name, size in sizes.items()}
+    if not all("parts" in run for run in noted.values()):
+        return []
+    wholes = [sum(run["parts"].values()) for run in noted.values()]
+    rows = []
+    for part in dict.fromkeys(part for run in noted.values() for part in run["parts"]):
+        each = zip((run["parts"].get(part, 0.0) for run in noted.values()), wholes, strict=True)
+        rows.append([part, *(f"{s:.3f} ({100 * s / whole:.0f} %)" for s, whole in each)])
+    rows.append(["in all", *(f"{whole:.3f}" for whole in wholes)])
+    written = ", ".join(f"{run['written']:.3f} s ({name})" for name, run in noted.items())
+    return [
+        "",
+        "Where a round goes, in seconds of all workers together; for what comes before see [the start](#the-start):",
+        "",
+        *grid(["part", *noted], rows),
+        "",
+        f"A second thread writes models to the disk meanwhile: {written}.",
     ]
 
 
