@@ -188,7 +188,7 @@ def test_the_page_is_what_the_script_writes(table):
 
 def test_every_benchmark_has_a_section(table):
     names = {name for path in SPEED.glob("*.py") for name in re.findall(r'write_results\("(\w+)"', path.read_text())}
-    assert {s.name for s in table.SECTIONS} == names | {"gpu"}
+    assert {s.name for s in table.SECTIONS} == names | {"gpu", "rounding"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -223,6 +223,21 @@ def test_where_a_round_goes_is_told_if_it_was_noted(table, tmp_path):
     assert "| part | few |" in text
     assert "| training | 3.000 (75 %) |\n| waiting | 1.000 (25 %) |\n| in all | 4.000 |" in text
     assert "meanwhile: 0.250 s (few)." in text
+
+
+def test_accuracy_with_fewer_bytes_is_beside_the_same_seed(table, tmp_path):
+    def cell(accuracy, up):
+        figures = dict.fromkeys(("mean", "last5", "nearest_prototype"), accuracy)
+        return {"accuracy": figures, "bytes": {"up": up, "down": 2 * up}}
+
+    cells = {"float32 | 0": cell(0.5, 9e3), "float32 | 1": cell(0.7, 9e3)}
+    cells |= {"int8 | 0": cell(0.51, 3e3), "int8 | 1": cell(0.68, 3e3)}
+    (tmp_path / "rounding.json").write_text(json.dumps({"command": "python x.py", "cells": cells}))
+    text = section(table.page(tmp_path), table, "rounding")
+    assert "| float32 | 2 | 0.6000 | 0.6000 | 0.6000 | 9.0 | 18.0 |" in text
+    rounded = "0.5950 (-2.0 to +1.0)"
+    assert f"| int8 | 2 | {rounded} | {rounded} | {rounded} | 3.0 | 6.0 |" in text
+    assert "`python x.py`." in text
 
 
 def test_what_a_missed_target_would_take_is_told_only_then(table, tmp_path):
