@@ -512,7 +512,7 @@ def in_cohort(client: Client) -> bool:
         and config.augment == "none"
         and config.amp == "off"
         and not client.spec.head.hidden
-        and pays(client.architecture, config.batch_size, client.device)
+        and pays(client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device)
         and len(client.data.train_y) > 0
     )
 

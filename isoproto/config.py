@@ -137,9 +137,9 @@ class RunConfig:
         device: ``auto`` takes a GPU where there is one.
         amp: Precision of a model's forward and backward pass in local training: ``bf16`` is PyTorch's autocast to
             bfloat16; weights, losses, statistics and evaluation stay in float32.
-        cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models and
-            batches in ``client_app.cohort``, with linear heads and without augmentation or ``amp``), or all one by one
-            (``off``). Rounding differs, nothing else.
+        cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models,
+            batches and pictures in ``client_app.cohort``, with linear heads and without augmentation or ``amp``), or
+            all one by one (``off``). Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
         clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
