@@ -209,9 +209,9 @@ its four differences by 2 to 4 points. On AG News every method ends below `local
 real; the weights of the terms are those that were chosen for pictures. `isoproto` ends above `local` on three sets, by
 3.5 points on Office-Caltech, with domain skew and few pictures a client, as on digits4 by domain; with nothing
 exchanged its losses gain nearly all of that there, and on Shakespeare all of it. The papers train for up to 1,500
-epochs on whole sets, with networks some hundred times as large; these runs have 10 to 20 epochs. What FedSAF reports is GCSA's lead over MSE (1.6 points on CIFAR-10, 1.7 on PACS, 5.0 on AG News, 1.9 on
-Shakespeare, 0.4 on reviews); MSE was not run here, and most of these leads would be lost in our noise. They are
-neither confirmed nor refuted.
+epochs on whole sets, with networks some hundred times as large; these runs have 10 to 20 epochs. What FedSAF reports
+is GCSA's lead over MSE (1.6 points on CIFAR-10, 1.7 on PACS, 5.0 on AG News, 1.9 on Shakespeare, 0.4 on reviews); MSE
+was not run here, and most of these leads would be lost in our noise. They are neither confirmed nor refuted.
 """
 
 
