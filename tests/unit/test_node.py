@@ -614,9 +614,20 @@ def test_watching_ends_when_nothing_is_written_any_more(tmp_path):
     assert "isoproto resume" in shown.output
 
 
+def test_a_refused_node_that_came_back_is_its_client(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "nodes.json").write_text('{"a": "5", "b": "6", "late": "77"}')
+    found = {one.client: one for one in run_status(folder).clients}
+    assert list(found) == ["a", "b", "late"]
+    assert (found["late"].last_round, found["late"].failures) == (2, 1)
+    assert found["late"].last_failure == "round 2: other classes"
+
+
 def test_the_command_shows_it(tmp_path):
     run_folder(tmp_path)
     shown = CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)])
+    assert "b: round 2: its node went away\n" in shown.output  # a whole line, however narrow the table is
+    assert "node 77: round 2: other classes\n" in shown.output
     assert shown.exit_code == 0, shown.output
     assert "running, round 0 of 9" in shown.output
     told = CliRunner().invoke(app, ["status", "--json", "--output-dir", str(tmp_path)])
