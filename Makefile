@@ -61,8 +61,9 @@ bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.m
 	$(BIN)/python benchmarks/speed/deployment.py
 	$(BIN)/python benchmarks/speed/table.py
 
-bench-scale: setup ## many clients: large models on disk, thousands of small ones (20 GB of disk meanwhile)
+bench-scale: setup ## what takes longer: many clients, large models (20 GB of disk meanwhile); accuracy with fewer bytes
 	$(BIN)/python benchmarks/speed/scale.py
+	$(BIN)/python benchmarks/reproduce/rounding.py
 	$(BIN)/python benchmarks/speed/table.py
 
 gpu-check: ## local training on this machine's GPU, with its own PyTorch and NumPy; installs nothing

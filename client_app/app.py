@@ -512,7 +512,7 @@ def in_cohort(client: Client) -> bool:
         and config.augment == "none"
         and config.amp == "off"
         and not client.spec.head.hidden
-        and pays(client.architecture, config.batch_size, client.device)
+        and pays(client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device)
         and len(client.data.train_y) > 0
     )
 
@@ -654,8 +654,16 @@ def own_statistics(client: Client, statistics: Statistics | None) -> Own | None:
     """Return the same as the client keeps it; ``None`` without training data."""
     if statistics is None:
         return None
+    return Own(statistics.sums.mean().cpu(), _counts(statistics, client), statistics.scatter())
+
+
+def _counts(statistics: Statistics, client: Client) -> Tensor:
+    """Return the samples of each class that statistics are of, ``[C]``.
+
+    Their own counts are others: running ones see a sample once an epoch, and with fixed batches some never.
+    """
     counts = torch.from_numpy(class_counts(client.data.train_y, client.num_classes))
-    return Own(statistics.sums.mean().cpu(), counts, statistics.scatter())
+    return counts * statistics.sums.present.cpu()
 
 
 def class_gradients(
@@ -821,8 +829,7 @@ def _contribution(statistics: Statistics | None, client: Client) -> Contribution
     if statistics is None:
         empty = torch.zeros(0, dtype=torch.int64)
         return Contribution(empty, torch.zeros(0, client.spec.feature_dim), empty, samples)
-    # Not the statistics' own counts: running ones see a sample once an epoch.
-    held = torch.from_numpy(class_counts(client.data.train_y, client.num_classes))
+    held = _counts(statistics, client)
     ids = torch.nonzero(held >= client.config.min_class_samples).flatten()
     return Contribution(ids, statistics.sums.mean().cpu()[ids], held[ids], samples)
 

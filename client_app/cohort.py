@@ -8,9 +8,9 @@ client's (or sample's) own slice, in the same order whatever k is. Convolutions 
 patches too; grouped convolutions are faster, but oneDNN rounds them differently for each number of groups.
 """
 
-import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,8 +41,24 @@ TOGETHER = 16
 # not begin where such a vector does. Neither may depend on how many clients there are, and at which place one is.
 _LANES = 16
 
-PAYS: Mapping[str, int] = {"mlp": 16, "tiny_cnn": 16}
-"""Largest batches with which an architecture trains faster so; measured, see docs/adr/0008-cohort.md.
+# Where a training has at least so many steps left and half of its clients are through, the others go on by themselves.
+_STEPS_LEFT = 8
+
+
+class Limit(NamedTuple):
+    """Up to what an architecture trains faster so.
+
+    Attributes:
+        samples: Of a batch.
+        pixels: Of a batch, all channels of one counted once.
+    """
+
+    samples: int
+    pixels: float = math.inf
+
+
+PAYS: Mapping[str, Limit] = {"mlp": Limit(16), "tiny_cnn": Limit(16, 10 * 64 * 64)}
+"""By architecture; measured, see docs/adr/0008-cohort.md.
 
 A table and not a measurement of the day: the two ways round differently, and a run must be repeatable.
 """
@@ -88,18 +104,27 @@ def _rounded(length: int) -> int:
     return -(-length // _LANES) * _LANES
 
 
-def pays(architecture: str, batch_size: int, device: torch.device) -> bool:
+def pays(architecture: str, batch_size: int, pixels: int, device: torch.device) -> bool:
     """Whether clients of an architecture are trained by :func:`train_cohort`, be they many or one.
 
     One alone, too, although it takes a little longer: who trains beside whom is a matter of time and chance, and must
     not change the last bit.
 
+    Args:
+        architecture: Name in ``MODELS``.
+        batch_size: Samples of a batch.
+        pixels: Height times width of a picture.
+        device: Where they train.
+
     Example:
         >>> cpu = torch.device("cpu")
-        >>> pays("mlp", 10, cpu), pays("mlp", 64, cpu), pays("resnet18", 10, cpu)
+        >>> pays("mlp", 10, 32 * 32, cpu), pays("mlp", 64, 32 * 32, cpu), pays("resnet18", 10, 32 * 32, cpu)
         (True, False, False)
+        >>> pays("tiny_cnn", 10, 64 * 64, cpu), pays("tiny_cnn", 10, 224 * 224, cpu)
+        (True, False)
     """
-    return device.type == "cpu" and batch_size <= PAYS.get(architecture, 0)
+    limit = PAYS.get(architecture, Limit(0))
+    return device.type == "cpu" and batch_size <= limit.samples and batch_size * pixels <= limit.pixels
 
 
 class Weights(NamedTuple):
@@ -284,7 +309,7 @@ class _Course:
         labels, steps, last = member.data.train_y, list[Tensor](), 0
         for _ in range(settings.epochs):
             last = len(steps)
-            steps += batches(len(labels), settings.batch_size, member.generator)
+            steps += batches(len(labels), settings.batch_size, member.generator, settings.batches)
         order, sizes = torch.cat(steps), [len(step) for step in steps]
         aligned = list(_goals(member.alignment, labels[order].split(sizes), rows)) if member.alignment else []
         return cls(order, sizes, aligned, last)
@@ -330,7 +355,10 @@ def _train_together(
         if len(courses[active - 1].sizes) <= step:
             through = range(sum(len(course.sizes) > step for course in courses), active)
             after = [*map(stack.row, through), *after]
-            active, weights = through.start, stack.first(through.start)
+            active = through.start
+            if len(courses[0].sizes) - step >= _STEPS_LEFT and 2 * active <= stack.clients:
+                stack, optimizer = stack.narrowed(active, optimizer, settings)
+            weights = stack.first(active)
         features = stacked_features(model, weights, to_float(x[pictures[step, :active]]))
         logits = LAYERS[nn.Linear](model.head, features, weights["head.weight"], weights["head.bias"])
         losses = functional.cross_entropy(logits.flatten(0, 1), labels[step, :active].flatten(), reduction="none")
@@ -361,7 +389,7 @@ def _train_together(
                     seen_here = Statistics.of(rows[:size], y[:size], len(member.data.classes))
                     running[i] = seen_here if before is None else before + seen_here
     after = [*map(stack.row, range(active)), *after]
-    means = totals / torch.tensor([[len(member.data.train_y)] for member in members], device=device)
+    means = totals / counted.sum(0)
     seconds = (time.perf_counter() - started) / len(members)
     return [
         Trained(rows, dict(zip(TERMS, losses, strict=True)), statistics, seconds)
@@ -407,22 +435,37 @@ class _Stack:
 
     @classmethod
     def of(cls, clients: Sequence[Mapping[str, Tensor]]) -> "_Stack":
-        like = clients[0]
-        ends = list(itertools.accumulate(len(clients) * tensor.numel() for tensor in like.values()))
-        first = next(iter(like.values()))
-        vector, slope = (first.new_zeros(_rounded(ends[-1])) for _ in range(2))
-        values, gradients = (
-            [
-                piece.view(len(clients), *tensor.shape)
-                for piece, tensor in zip(row.tensor_split(ends), like.values(), strict=False)
-            ]
-            for row in (vector, slope)
-        )
-        for name, value in zip(like, values, strict=True):
-            torch.stack([client[name].detach() for client in clients], out=value)
-        parameter = nn.Parameter(vector)
+        stacked = {name: torch.stack([client[name].detach() for client in clients]) for name in clients[0]}
+        return cls.over(_joined(stacked.values()), {name: tensor.shape for name, tensor in stacked.items()})
+
+    @classmethod
+    def over(cls, vector: Tensor, shapes: Mapping[str, torch.Size]) -> "_Stack":
+        """Make views of a vector that holds tensors of these shapes one after the other."""
+        parameter, slope = nn.Parameter(vector), torch.zeros_like(vector)
         parameter.grad = slope
-        return cls(parameter, dict(zip(like, map(Weights, values, gradients), strict=True)))
+        values, gradients = (_parts(row, shapes.values()) for row in (vector, slope))
+        return cls(parameter, dict(zip(shapes, map(Weights, values, gradients), strict=True)))
+
+    @property
+    def clients(self) -> int:
+        """K."""
+        return len(next(iter(self.weights.values())).value)
+
+    def narrowed(
+        self, active: int, optimizer: torch.optim.Optimizer, settings: LocalSettings
+    ) -> tuple["_Stack", torch.optim.Optimizer]:
+        """Return the first clients alone, and an optimiser that goes on with them."""
+        shapes = [weights.value.shape for weights in self.weights.values()]
+
+        def narrow(vector: Tensor) -> Tensor:
+            return _joined(part[:active] for part in _parts(vector, shapes))
+
+        kept = {name: weights.value[:active].shape for name, weights in self.weights.items()}
+        stack = _Stack.over(narrow(self.vector.detach()), kept)
+        heir = make_optimizer(nn.ParameterList([stack.vector]), settings)
+        for key, value in optimizer.state[self.vector].items():
+            heir.state[stack.vector][key] = narrow(value) if value.shape == self.vector.shape else value
+        return stack, heir
 
     def first(self, active: int) -> dict[str, Weights]:
         """Return the weights of the first clients.
@@ -437,6 +480,19 @@ class _Stack:
     def row(self, i: int) -> dict[str, Tensor]:
         """Return a copy of one client's weights."""
         return {name: value[i].clone() for name, (value, _) in self.weights.items()}
+
+
+def _joined(tensors: Iterable[Tensor]) -> Tensor:
+    """Return all numbers of some tensors, and zeros up to a multiple of ``_LANES``."""
+    vector = torch.cat([tensor.flatten() for tensor in tensors])
+    return functional.pad(vector, (0, _rounded(len(vector)) - len(vector)))
+
+
+def _parts(vector: Tensor, shapes: Iterable[torch.Size]) -> list[Tensor]:
+    """Return views of what :func:`_joined` has made of tensors of these shapes."""
+    sizes = [shape.numel() for shape in shapes]
+    parts = vector[: sum(sizes)].split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _aligned(loss: AlignmentLoss, features: Tensor, goals: Sequence[tuple[Tensor, ...]]) -> Tensor:

@@ -40,6 +40,7 @@ class LocalSettings:
     momentum: float
     weight_decay: float
     proto_source: str
+    batches: str = "shuffled"
     augment: str = "none"
     amp: str = "off"
 
@@ -108,23 +109,28 @@ class Statistics:
         return max(0.0, float(self.squares - between)) / max(1, freedom)
 
 
-def batches(samples: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def batches(samples: int, size: int, generator: torch.Generator, order: str = "shuffled") -> Iterator[Tensor]:
     """Yield index batches over a fresh permutation; a last batch of one joins the one before it.
 
-    BatchNorm cannot train on a single sample, and dropping the sample would lose it in small clients.
+    BatchNorm cannot train on a single sample, and dropping the sample would lose it in small clients. In an ``order``
+    that is ``fixed`` samples come as they lie, and what is behind the last whole batch never does, unless it is all.
 
     Example:
         >>> [len(b) for b in batches(7, 3, torch.Generator().manual_seed(0))]
         [3, 4]
         >>> [len(b) for b in batches(1, 3, torch.Generator().manual_seed(0))]
         [1]
+        >>> [b.tolist() for b in batches(7, 3, torch.Generator(), "fixed")]
+        [[0, 1, 2], [3, 4, 5]]
     """
-    order = torch.randperm(samples, generator=generator)
+    fixed = order != "shuffled"
+    index = torch.arange(samples) if fixed else torch.randperm(samples, generator=generator)
     edges = [*range(0, samples, size), samples]
-    if len(edges) > 2 and samples - edges[-2] == 1:
-        del edges[-2]
+    left = samples % size
+    if samples > size and left and (fixed or left == 1):
+        del edges[-1 if fixed else -2]
     for start, end in itertools.pairwise(edges):
-        yield order[start:end]
+        yield index[start:end]
 
 
 def make_optimizer(model: nn.Module, settings: LocalSettings) -> torch.optim.Optimizer:
@@ -183,7 +189,7 @@ def train(
     with _dropout_from(generator, device):
         for epoch in range(settings.epochs):
             last = epoch == settings.epochs - 1
-            steps = list(batches(samples, settings.batch_size, generator))
+            steps = list(batches(samples, settings.batch_size, generator, settings.batches))
             order, sizes = torch.cat(steps), [len(step) for step in steps]
             labels = data.train_y.to(device)[order.to(device)].split(sizes)
             parts = order.to(pictures.device).split(sizes)
@@ -210,7 +216,7 @@ def train(
                 if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
                     seen = Statistics.of(features.detach(), y, len(data.classes))
                     running = seen if running is None else running + seen
-    means = (totals / samples).tolist()
+    means = (totals / sum(sizes)).tolist()
     return dict(zip(TERMS, means, strict=True)), running
 
 

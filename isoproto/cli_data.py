@@ -74,7 +74,7 @@ def data(
     typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
     if looked := looked_for(name, folder):
         typer.echo("looked for, in this order: " + ", ".join(looked))
-    typer.echo(f"how to get it: {how_to_get(kind)}")
+    typer.echo(f"how to get it: {how_to_get(name)}")
     if download and is_here(name, folder):
         typer.echo("not fetched: something of it is in the folder already")
     elif download:

@@ -110,8 +110,10 @@ class RunConfig:
         min_samples: Samples every client must at least get, >= 0; 0 allows empty clients.
         split: ``merged``: official train and test part are pooled, and each client splits its own share;
             ``official``: clients get their train data from the train part and test data from the test part;
-            ``global``: likewise, but each is tested on the whole test part.
-        test_fraction: Share of a client's data that is its test part under ``split = merged``.
+            ``global``: likewise, but each is tested on the whole test part; ``stratified``: as ``official``, with a
+            test part that is drawn by class and domain.
+        test_fraction: Share of a client's data that is its test part under ``split = merged``, of all data under
+            ``stratified``.
         imbalance: Long tail of the training part, >= 1: how many times rarer the last class is than the first; 1: none.
         max_samples: Samples of the data set that are dealt out at most, drawn by class, domain and official part in
             proportion; 0: all.
@@ -123,6 +125,8 @@ class RunConfig:
             architecture is equal.
         epochs: Local epochs E per round, >= 1.
         batch_size: Mini-batch size B, >= 2: BatchNorm cannot train on one sample.
+        batches: ``shuffled`` anew in every epoch; or ``fixed``, in the order of the data and whole ones alone, as in
+            FedSAF's authors' code: what is behind the last whole one is never trained on, unless it is everything.
         augment: Random changes of training pictures, drawn for each sample anew: ``flip``; ``crop_flip``, which shifts
             by up to four pixels too, or ``crop_flip_batch``, alike for a whole batch as in FedHPro's published code;
             AutoAugment's policy for CIFAR-10. Prototypes of ``post-eval`` and tests see none.
@@ -133,9 +137,9 @@ class RunConfig:
         device: ``auto`` takes a GPU where there is one.
         amp: Precision of a model's forward and backward pass in local training: ``bf16`` is PyTorch's autocast to
             bfloat16; weights, losses, statistics and evaluation stay in float32.
-        cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models and
-            batches in ``client_app.cohort``, with linear heads and without augmentation or ``amp``), or all one by one
-            (``off``). Rounding differs, nothing else.
+        cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models,
+            batches and pictures in ``client_app.cohort``, with linear heads and without augmentation or ``amp``), or
+            all one by one (``off``). Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
         clients: Clients of a simulation with fewer nodes, each of which stands for several; 0: one per node.
@@ -232,7 +236,7 @@ class RunConfig:
     alpha: float = number(0.1, 0, above=True)
     classes_per_client: int = number(2, 1)
     min_samples: int = number(2, 0)
-    split: str = one_of("merged", "merged", "official", "global")
+    split: str = one_of("merged", "merged", "official", "global", "stratified")
     test_fraction: float = number(0.25, 0, 0.9, above=True)
     imbalance: float = number(1.0, 1)
     max_samples: int = number(0, 0)
@@ -243,6 +247,7 @@ class RunConfig:
     init: str = one_of("per-client", "per-client", "per-architecture")
     epochs: int = number(1, 1)
     batch_size: int = number(32, 2)
+    batches: str = one_of("shuffled", "shuffled", "fixed")
     augment: str = one_of("none", "none", "flip", "crop_flip", "crop_flip_batch", "autoaugment")
     optimizer: str = one_of("sgd", "sgd", "adam", "adamw")
     learning_rate: float = number(0.02, 0)

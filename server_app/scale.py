@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from isoproto.config import RunConfig
+from isoproto.data import INFOS
 from models import TEXT_MODELS, architectures
 
 # What stands in for a set that few have at hand. (`digits` looks for stand-ins of SVHN and SYN by itself.)
@@ -62,7 +63,7 @@ def at_scale(config: RunConfig) -> tuple[RunConfig, list[str]]:
 def _smaller(config: RunConfig) -> dict[str, Any]:
     names = architectures(config.models)
     smaller = {
-        "data": _DATA.get(config.data, config.data),
+        "data": _smaller_data(config.data),
         "rounds": min(config.rounds, _ROUNDS),
         "epochs": 1,
     }
@@ -76,3 +77,11 @@ def _smaller(config: RunConfig) -> dict[str, Any]:
         most = max(_SAMPLES, _SAMPLES_PER_CLIENT * config.clients)
         smaller["max_samples"] = min(config.max_samples or most, most)
     return smaller
+
+
+def _smaller_data(data: str) -> str:
+    """Return the stand-in for a set, or the set itself at its usual size."""
+    kind = data.partition(":")[0]
+    if kind in INFOS and INFOS[kind].side:
+        data = kind
+    return _DATA.get(data, data)

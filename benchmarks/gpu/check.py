@@ -4,16 +4,19 @@
   last, with the data on the device; and the own loop in float32;
 - what GCSA, RCSA and HPCL + HPAL add to a step;
 - memory after each of 20 rounds, in which clients' models take turns on the device;
-- cohort training: {"measured": false} until `client_app` can train several clients as one program.
+- small clients of one architecture trained as one program over the same one after the other, in float32. On a GPU
+  `cohort` is off (docs/adr/0008-cohort.md): this says whether it should be.
 
     python benchmarks/gpu/check.py [--small] [--device cuda] [--output FILE]
 
-``make gpu-check`` runs it. Without a GPU it says so and runs small, on the CPU, with the project's small ResNet: that
-shows that it works, and no figure of it means anything. Without torchvision that ResNet is taken, too.
+``make gpu-check`` runs it; with ``PYTHON=...`` by another interpreter than the first that is found. Without a GPU it
+says so and runs small, on the CPU, with the project's small ResNet: that shows that it works, and no figure of it means
+anything. Without torchvision that ResNet is taken, too.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -25,11 +28,18 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # nothing is installed
+MISSING = [name for name in ("torch", "numpy") if not find_spec(name)]
+if MISSING or sys.version_info < (3, 11):
+    sys.exit(
+        f"{sys.executable} is Python {sys.version.split()[0]} without {' and '.join(MISSING) or 'what 3.11 has'}; name "
+        "an interpreter from 3.11 on that has PyTorch and NumPy: make gpu-check PYTHON=/path/to/python"
+    )
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from client_app.cohort import Member, train_cohort  # noqa: E402
 from client_app.training import Alignment, Anchoring, LocalSettings, extract, train  # noqa: E402
 from isoproto.data import ClientData  # noqa: E402
 from isoproto.losses import LOSSES  # noqa: E402
@@ -49,11 +59,17 @@ class Size:
     rounds: int
     clients: int
     model: str
+    small_clients: int
 
 
-FULL = Size(12_800, batch=128, classes=100, width=512, turns=7, rounds=20, clients=4, model="resnet18")
-SMALL = Size(24, batch=8, classes=6, width=32, turns=1, rounds=2, clients=2, model="resnet")
-TARGETS = {"epoch over a bare loop": 1.10, "step with an alignment": 1.05, "growth of memory over the rounds, MiB": 1.0}
+FULL = Size(12800, batch=128, classes=100, width=512, turns=7, rounds=20, clients=4, model="resnet18", small_clients=32)
+SMALL = Size(24, batch=8, classes=6, width=32, turns=1, rounds=2, clients=2, model="resnet", small_clients=3)
+TARGETS = {
+    "epoch over a bare loop": 1.10,
+    "step with an alignment": 1.05,
+    "growth of memory over the rounds, MiB": 1.0,
+    "small clients together, times as fast": 5.0,
+}
 
 
 def make_data(size: Size, device: torch.device) -> ClientData:
@@ -64,11 +80,11 @@ def make_data(size: Size, device: torch.device) -> ClientData:
     return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(size.classes))))
 
 
-def settings(size: Size, amp: str = "bf16") -> LocalSettings:
+def settings(batch: int, amp: str = "bf16") -> LocalSettings:
     """One epoch of SGD."""
     return LocalSettings(
         epochs=1,
-        batch_size=size.batch,
+        batch_size=batch,
         optimizer="sgd",
         learning_rate=0.01,
         momentum=0.9,
@@ -79,10 +95,10 @@ def settings(size: Size, amp: str = "bf16") -> LocalSettings:
 
 
 def make_model(size: Size, device: torch.device, seed: int) -> tuple[str, FeatureModel]:
-    """Its model, or the small ResNet where torchvision is missing; channels last on a GPU."""
+    """Its model, or the small ResNet where torchvision is missing, placed as a client places it."""
     name = size.model if find_spec("torchvision") else "resnet"
-    model = create_model(name, ModelSpec(3, 32, 32, size.width, size.classes), seed).to(device)
-    return name, model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
+    model = create_model(name, ModelSpec(3, 32, 32, size.width, size.classes), seed)
+    return name, model.place(device, rearrange=True)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -134,9 +150,9 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
         if name == "bare":
             bare_epoch(models[name], data, size)
         elif name == "float32":
-            train(models[name], data, settings(size, amp="off"), alignment=None, generator=generator)
+            train(models[name], data, settings(size.batch, amp="off"), alignment=None, generator=generator)
         else:
-            train(models[name], data, settings(size), generator=generator, **kinds[name])
+            train(models[name], data, settings(size.batch), generator=generator, **kinds[name])
 
     found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(size.turns + 1):
@@ -165,7 +181,7 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
         for index, model in enumerate(host):
             model.to(device)
             generator = torch.Generator().manual_seed(number)
-            train(model, data, settings(size), alignment=None, generator=generator)
+            train(model, data, settings(size.batch), alignment=None, generator=generator)
             extract(model, data.train_x)
             host[index] = model.cpu()
         if device.type == "cuda":
@@ -174,27 +190,83 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
     return {"MiB after each round": after, "peak MiB": peak, "growth MiB": after[-1] - after[0] if after else None}
 
 
+def measure_cohort(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
+    """Median seconds of local training of small clients, 15 to 60 pictures each in batches of 10, both ways."""
+    return {name: together_and_apart(name, size, device) for name in ("mlp", "tiny_cnn")}
+
+
+def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str, float]:
+    """The same for one architecture; both ways begin with the same weights and must end with the same."""
+    spec, own = ModelSpec(1, 32, 32, 128, 10), settings(10, amp="off")
+    models = [create_model(name, spec, seed).place(device, rearrange=True) for seed in range(size.small_clients)]
+    starts = [{key: tensor.detach().clone() for key, tensor in model.named_parameters()} for model in models]
+    source = torch.Generator().manual_seed(0)
+    data = []
+    for samples in torch.randint(15, 61, (size.small_clients,), generator=source).tolist():
+        pictures = torch.randint(0, 256, (samples, 1, 32, 32), dtype=torch.uint8, generator=source).to(device)
+        labels = torch.randint(0, 10, (samples,), generator=source)
+        data.append(ClientData(pictures, labels, pictures[:0], labels[:0], tuple("0123456789")))
+
+    def one_by_one() -> list[dict[str, torch.Tensor]]:
+        for i, (model, start, held) in enumerate(zip(models, starts, data, strict=True)):
+            model.load_state_dict(start)
+            train(model, held, own, alignment=None, generator=torch.Generator().manual_seed(i))
+        return [dict(model.named_parameters()) for model in models]
+
+    def together() -> list[dict[str, torch.Tensor]]:
+        members = [
+            Member(parameters=start, data=held, alignment=None, generator=torch.Generator().manual_seed(i))
+            for i, (start, held) in enumerate(zip(starts, data, strict=True))
+        ]
+        return [trained.parameters for trained in train_cohort(models[0], members, own)]
+
+    loop, program = (one_by_one(), together())  # both warm up
+    apart = max(
+        float((one[key] - other[key]).detach().abs().max())
+        for one, other in zip(loop, program, strict=True)
+        for key in one
+    )
+    found = [(seconds(one_by_one, device), seconds(together, device)) for _ in range(size.turns)]
+    looped, joined = (statistics.median(each) for each in zip(*found, strict=True))
+    return {"one by one": looped, "together": joined, "times as fast": looped / joined, "weights apart": apart}
+
+
 def check(size: Size, device: torch.device) -> dict[str, Any]:
     """All measurements."""
     epochs, memory = measure_epochs(size, device), measure_memory(size, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    machine = {"device": name, "torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]}
+    machine = {
+        "processor": name,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": sys.version.split()[0],
+    }
     sizes = {field: getattr(size, field) for field in Size.__dataclass_fields__}
-    cohort = {"measured": False}
-    return {"machine": machine, "size": sizes, "targets": TARGETS, **epochs, "memory": memory, "cohort": cohort}
+    found = {**epochs, "memory": memory, "cohort": measure_cohort(size, device)}
+    return {"command": "make gpu-check", "machine": machine, "size": sizes, "targets": TARGETS, **found}
 
 
 def table(results: dict[str, Any]) -> str:
     """The results for people."""
-    lines = [f"{results['machine']['device']}, PyTorch {results['machine']['torch']}, {results['model']}"]
+    targets, memory = results["targets"], results["memory"]
+    lines = [f"{results['machine']['processor']}, PyTorch {results['machine']['torch']}, {results['model']}"]
     lines += [f"{name:24} {1e3 * value:10.1f} ms per epoch" for name, value in results["seconds per epoch"].items()]
-    lines += [f"{name:24} {results[name]:10.3f}" for name in ("epoch over a bare loop", "bf16 over float32")]
+    bare = results["epoch over a bare loop"]
+    lines.append(f"{'epoch over a bare loop':24} {bare:10.3f}, target {targets['epoch over a bare loop']}")
+    lines.append(f"{'bf16 over float32':24} {results['bf16 over float32']:10.3f}")
     lines += [
-        f"{'with ' + name:24} {value:10.3f} of a step" for name, value in results["step with an alignment"].items()
+        f"{'with ' + name:24} {value:10.3f} of a step, target {targets['step with an alignment']}"
+        for name, value in results["step with an alignment"].items()
     ]
-    memory = results["memory"]
+    lines += [
+        f"{name + ', together':24} {found['times as fast']:10.2f} times as fast, target "
+        f"{targets['small clients together, times as fast']}; weights {found['weights apart']:.0e} apart"
+        for name, found in results["cohort"].items()
+    ]
     if memory["growth MiB"] is not None:
-        lines.append(f"{'memory, peak':24} {memory['peak MiB']:10.1f} MiB, growth {memory['growth MiB']:.1f} MiB")
+        growth = f"growth {memory['growth MiB']:.1f} MiB, target {targets['growth of memory over the rounds, MiB']}"
+        lines.append(f"{'memory, peak':24} {memory['peak MiB']:10.1f} MiB, {growth}")
     return "\n".join(lines)
 
 

@@ -90,19 +90,27 @@ method comes on the command line:
 isoproto run -c conf/fedsaf/cifar10_dir0.1_htfe9.toml -c "strategy='fedsaf' alignment='rcsa' lambda=5 gamma=30"
 isoproto run -c conf/fedsaf/cifar10_dir0.1_htfe9.toml -c "strategy='isoproto'"
 isoproto run -c conf/fedhpro/digits.toml -c "strategy='fedavg'"
+isoproto run -c conf/fedsaf/pacs.toml -c conf/fedsaf/authors_code.toml -c "alignment='gcsa' lambda=5 gamma=30"
 flwr run . --stream -c conf/fedsaf/pacs.toml --federation-config "num-supernodes=4 client-resources-num-cpus=1"
 ```
 
 `clients` in a preset is the paper's number; `num-supernodes` may be smaller (nodes then stand for several clients
 each), not larger. FedHPro's presets average whole models, as the paper's tables do for all methods, those of HtFE
 groups the classifier: `share='none'` leaves that out, and `strategy='local'` leaves out all that is exchanged.
-`conf/fedhpro/paper.toml` and `released_code.toml` are methods, not columns; the latter has data and model of the
-published code too, so it runs as it is.
+`conf/fedhpro/paper.toml`, `released_code.toml` and `conf/fedsaf/authors_code.toml` are methods, not columns. The
+second has data and model of the published code too, so it runs as it is; the third is laid over a column, and trains
+as FedSAF's authors do, on samples in one order and whole batches alone.
 
-What is not the papers': pictures are brought to [-1, 1] everywhere, as FedSAF does, where FedHPro uses each data set's
-own mean and spread. The `lambda` and `gamma` that FedSAF's presets name are read off the paper's Fig. 5, for MSE and
-cosine the best cell, for GCSA and RCSA one amid good ones; the paper tells none, and a run that names none takes
-[ours](adr/0003-weights.md).
+Not taken from that code: it stops a run after 50 rounds without a new best accuracy (`best` in `summary.json` is that
+best); under GCSA and RCSA a sample without a prototype is its own target, where ours leaves it out; PACS's training
+pictures are changed once, before they are split, so that changed ones are tested on too; features of some text models
+are log-softmaxed and read out behind the padding; a client with less than a batch never trains, where here it trains
+on what it has; and the faults of other methods (FedTGP, FedGen, FedMRL, FedKD, FedDistill), which are not here either.
+
+What is not the papers': pictures are brought to [-1, 1] everywhere, as FedSAF does. FedHPro does not tell; its
+published code brings both CIFARs to the mean and spread of CIFAR-10, and fills crops up with that mean. The `lambda`
+and `gamma` that FedSAF's presets name are read off the paper's Fig. 5, for MSE and cosine the best cell, for GCSA and
+RCSA one amid good ones; the paper tells none, and a run that names none takes [ours](adr/0003-weights.md).
 
 ## At small scale
 

@@ -5,7 +5,7 @@ thread. Alignments: GCSA and RCSA at both levels, HPCL + HPAL. Whole epochs of t
 timed, what is prepared for their batches included. The kinds of step take turns, one epoch each, so that all of them
 see the same machine; a ratio is the median over the turns of one turn's ratio.
 
-    python benchmarks/speed/alignment_step.py [--turns 15] [--force]
+    python benchmarks/speed/alignment_step.py [--turns 9] [--force]
 """
 
 import argparse
@@ -80,7 +80,7 @@ def measure(architecture: str, turns: int) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Measure and write benchmarks/results/alignment_step.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--models", nargs="+", default=list(STEPS), choices=list(STEPS))
     parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
     arguments = parser.parse_args()

@@ -1,9 +1,10 @@
 """FedProto in HtFLlib and here: seconds per round and accuracy on identical data files, one run after the other.
 
 Both train the same small CNN (5x5 convolutions of 32 and 64 channels, 512 features) with SGD of the same rate and
-without momentum on the same pictures of the same clients, and test every client in every round, on a CPU. What is
-left different is each side's own: HtFLlib drops a last batch that is not full and starts all clients with equal weights
-of its own; here a last batch is trained on.
+without momentum on the same pictures of the same clients, and test every client in every round, on a CPU. Accuracy is
+that of the nearest global prototype, by which HtFLlib tests FedProto; ours by the models' own heads stands beside it.
+What is left different is each side's own: HtFLlib drops a last batch that is not full and starts all clients with equal
+weights of its own; here a last batch is trained on. HtFLlib takes as many threads as PyTorch gives it.
 
     python benchmarks/speed/peer_htfllib.py --checkout PATH [--peer-python PATH/OF/ITS/python] [--rounds 5] [--force]
 
@@ -13,6 +14,7 @@ Nothing of HtFLlib is part of this project. Without a checkout this ends with st
 import argparse
 import itertools
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -136,11 +138,18 @@ def read_ours(metrics: str, rounds: int) -> dict[str, Any]:
     """The same from the lines of a run's metrics; the first round is left out likewise."""
     lines = [json.loads(line) for line in metrics.splitlines()]
     found = [line for line in lines if line["kind"] == "round"]
+    tested = [line for line in lines if line["kind"] == "evaluation"][-1]["clients"]
     if len(found) != rounds:
         raise ValueError(f"expected {rounds} rounds in metrics.jsonl, got {len(found)}")
     ends = [line["seconds"]["since_start"] for line in found]
     seconds = [b - a for a, b in itertools.pairwise(ends)]
-    return {"rounds": seconds, "seconds": statistics.median(seconds), "accuracy": found[-1]["accuracy"]["micro"]}
+    samples = sum(client["total"] for client in tested)
+    return {
+        "rounds": seconds,
+        "seconds": statistics.median(seconds),
+        "accuracy": sum(client["correct_prototype"] for client in tested) / samples,
+        "accuracy by its head": sum(client["correct"] for client in tested) / samples,
+    }
 
 
 def run_peer(checkout: Path, python: str, data: dict[str, np.ndarray], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -148,7 +157,11 @@ def run_peer(checkout: Path, python: str, data: dict[str, np.ndarray], arguments
     write_theirs(data, checkout / "dataset" / NAME)
     asked = peer_arguments(arguments.clients, arguments.rounds, arguments.batch, arguments.epochs)
     command = [python, "-c", LAUNCHER, json.dumps(asked)]
-    done = subprocess.run(command, cwd=checkout / "system", capture_output=True, text=True, check=False)
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environment["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it keeps whole models in files of its own
+    done = subprocess.run(
+        command, cwd=checkout / "system", env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"HtFLlib ended with status {done.returncode}: {done.stderr[-2000:]}")
     return read_peer(done.stdout, arguments.rounds)

@@ -4,22 +4,27 @@ Reference work (design.md 7): pictures 32x32x3, 300 to train and 100 to test per
 models, class statistics and an evaluation before and after training. Two sizes: 20 clients at B = 32; 200 clients,
 20 % a round, at B = 10. The bare loop is torch with models and float pictures in memory; the faster of one process
 with two threads and two processes with one thread counts. Simulated rounds exchange prototypes; start-up is left out
-on both sides. The memory of all processes is sampled. Simulated rounds come between two bare loops and are divided by
-the mean of both, twice, since a machine that others share is not equally fast all the time.
+on both sides. The memory of all processes is sampled, and workers note where their time goes. Simulated rounds come
+between two bare loops and are divided by the mean of both, twice, since a machine that others share is not equally fast
+all the time; with GCSA, for which there is no target, once.
 
-    python benchmarks/speed/round_overhead.py [--rounds 10] [--repeats 2] [--force]
+    python benchmarks/speed/round_overhead.py [--rounds 8] [--repeats 2] [--force]
 """
 
 import argparse
 import contextlib
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -36,6 +41,7 @@ SIZES = {
     "20 clients": {"clients": 20, "fraction": 1.0, "batch": 32, "target": 1.10},
     "200 clients, 20 %": {"clients": 200, "fraction": 0.2, "batch": 10, "target": 1.15},
 }
+WORKERS = os.cpu_count() or 1
 WARM_UP = 2  # first rounds import, load data and fill caches
 
 
@@ -95,17 +101,22 @@ def bare_worker(share: list[int], batch: int, rounds: int, threads: int, start: 
             seconds.put((number, time.perf_counter() - began))
 
 
+def deal_out(clients: int, processes: int) -> list[list[int]]:
+    """Whole groups of four architectures to each process, so that their shares weigh the same."""
+    whole = clients // (4 * processes) * 4 * processes
+
+    def process(client: int) -> int:
+        # A group that is left over is split: its middle two architectures weigh about as much as the others.
+        return client // 4 % processes if client < whole else int(client % 4 in (1, 2))
+
+    return [[client for client in range(clients) if process(client) == p] for p in range(processes)]
+
+
 def bare_loop(clients: int, batch: int, rounds: int, processes: int) -> list[float]:
     """Seconds of each round with the clients dealt out evenly; a round lasts as long as its slowest process."""
     context = multiprocessing.get_context("spawn")
     start, seconds = context.Barrier(processes), context.Queue()
-    # Whole groups of four architectures to each process, so that the shares weigh the same.
-    shares = [[c for c in range(clients) if c // 4 % processes == p] for p in range(processes)]
-    if processes == 2 and clients % 8:  # a group is left over: split it by architecture
-        shares = [
-            list(range(0, clients, 4)) + list(range(3, clients, 4)),
-            list(range(1, clients, 4)) + list(range(2, clients, 4)),
-        ]
+    shares = deal_out(clients, processes)
     workers = [
         context.Process(target=bare_worker, args=(share, batch, rounds, 2 // processes, start, seconds))
         for share in shares
@@ -123,9 +134,9 @@ def bare_median(clients: int, size: dict[str, Any], rounds: int, processes: int)
     return statistics.median(bare_loop(clients, size["batch"], rounds, processes))
 
 
-def simulated(size: dict[str, Any], rounds: int, alignment: str) -> tuple[list[float], list[tuple[float, float]]]:
-    """Seconds of each round under Flower and Ray, and (seconds since start, MiB of all processes) samples."""
-    with tempfile.TemporaryDirectory(prefix="isoproto-bench-") as scratch:
+def simulated(size: dict[str, Any], rounds: int, alignment: str) -> dict[str, Any]:
+    """Seconds of each round under Flower and Ray, where they go, and memory."""
+    with tempfile.TemporaryDirectory(prefix="isoproto-bench-") as scratch, noting(Path(scratch) / "parts"):
         folder = Path(scratch)
         make_data(size["clients"], folder / "pictures.npz")
         memory: list[tuple[float, float]] = []
@@ -152,9 +163,38 @@ def simulated(size: dict[str, Any], rounds: int, alignment: str) -> tuple[list[f
             sampler.join()
         (run,) = (folder / "runs").iterdir()
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        parts, written = where_time_goes(folder / "parts", range(WARM_UP + 1, rounds + WARM_UP))
     ends = [line["seconds"]["since_start"] for line in lines if line["kind"] == "round"]
     # From the end of one round to the end of the next: training, aggregation, checkpoint, metrics, all of it.
-    return [b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)][: rounds - 1], memory
+    each = [b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)][: rounds - 1]
+    # The server works while the workers wait.
+    parts["waiting: Flower, the server, the other worker"] = WORKERS * statistics.mean(each) - sum(parts.values())
+    return {"rounds": each, "memory": flatness(memory), "parts": parts, "written": written}
+
+
+@contextlib.contextmanager
+def noting(folder: Path) -> Iterator[None]:
+    """Have all processes that are started in the block note where their time goes, in a folder."""
+    folder.mkdir()
+    hooks = str(Path(__file__).with_name("hooks"))
+    path = os.pathsep.join(filter(None, [hooks, os.environ.get("PYTHONPATH", "")]))
+    with mock.patch.dict(os.environ, {"PYTHONPATH": path, "ISOPROTO_PARTS": str(folder)}):
+        yield
+
+
+def where_time_goes(folder: Path, rounds: range) -> tuple[dict[str, float], float]:
+    """Seconds of each part of training, of all workers together, and of what a second thread writes beside it.
+
+    Means of some rounds; the largest part first.
+    """
+    found: Counter[str] = Counter()
+    written = 0.0
+    for path in folder.glob("*.jsonl"):
+        for told in map(json.loads, path.read_text().splitlines()):
+            if told["type"] == "train" and told["round"] in rounds:
+                found.update(told["parts"])
+                written += told["beside"]
+    return {part: seconds / len(rounds) for part, seconds in found.most_common()}, written / len(rounds)
 
 
 def sample_memory(samples: list[tuple[float, float]], stop: threading.Event) -> None:
@@ -182,7 +222,7 @@ def flatness(samples: list[tuple[float, float]]) -> dict[str, float]:
 def main() -> None:
     """Measure both sizes and write benchmarks/results/round_overhead.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
     arguments = parser.parse_args()
@@ -193,14 +233,13 @@ def main() -> None:
         bare = {n: [bare_median(at_once, size, arguments.rounds, n)] for n in (1, 2)}
         best = min(bare, key=lambda processes: bare[processes][0])
         measured: dict[str, list[dict[str, Any]]] = {"none": [], "gcsa": []}
-        for _ in range(arguments.repeats):
-            for alignment, found in measured.items():
-                seconds, memory = simulated(size, arguments.rounds, alignment)
-                bare[best].append(bare_median(at_once, size, arguments.rounds, best))
-                figure, reference = statistics.median(seconds), statistics.mean(bare[best][-2:])
-                ratio = figure / reference
-                print(f"{name}, alignment {alignment}: {figure:.2f} s / {reference:.2f} s = {ratio:.3f}", flush=True)
-                found.append({"figure": figure, "ratio": ratio, "rounds": seconds, "memory": flatness(memory)})
+        for alignment in ("none", "gcsa", *["none"] * (arguments.repeats - 1)):
+            run = simulated(size, arguments.rounds, alignment)
+            bare[best].append(bare_median(at_once, size, arguments.rounds, best))
+            figure, reference = statistics.median(run["rounds"]), statistics.mean(bare[best][-2:])
+            ratio = figure / reference
+            print(f"{name}, alignment {alignment}: {figure:.2f} s / {reference:.2f} s = {ratio:.3f}", flush=True)
+            measured[alignment].append({"figure": figure, "ratio": ratio, **run})
         results[name] = {
             "target": size["target"],
             "reference": {f"{n} process(es)": statistics.median(seconds) for n, seconds in bare.items()},

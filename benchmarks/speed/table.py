@@ -7,6 +7,8 @@ Tables are made of the JSON alone, and so is whether a target was met. The text 
 """
 
 import json
+import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,20 +17,21 @@ from machine import ROOT
 
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
 MISSED = "**missed**"
+NEAR_LINEAR = 1.2  # highest power of the number of classes that still counts as near linear
 
 
 class Section(NamedTuple):
     """A part of the page.
 
     Attributes:
-        name: Of the benchmark, `benchmarks/speed/<name>.py`, and of its JSON.
+        name: Of the JSON, and of the benchmark unless there is a command.
         title: Heading.
         before: What was measured.
         rows: Lines made of the JSON.
         meanwhile: What is known while there is no JSON.
         after: What is behind the figures.
         missed: What was tried and what it would take, if a target was missed.
-        arguments: Of the benchmark's command line, if it needs any.
+        command: What measures it, if not `python benchmarks/speed/<name>.py`.
     """
 
     name: str
@@ -38,7 +41,7 @@ class Section(NamedTuple):
     meanwhile: str = ""
     after: str = ""
     missed: str = ""
-    arguments: str = ""
+    command: str = ""
 
 
 def verdict(figure: float, target: float, *, at_least: bool = False) -> str:
@@ -82,6 +85,29 @@ def round_overhead(found: dict[str, Any]) -> list[str]:
         "Most memory of all processes in MiB (resident, shared pages counted in each), by repetition; to stay flat:",
         "",
         *grid(["reference work", "second quarter", "last quarter", "peak"], memory),
+        *where_time_goes(found["sizes"]),
+    ]
+
+
+def where_time_goes(sizes: dict[str, Any]) -> list[str]:
+    """Seconds of each part of a round, of all workers together, where they were noted."""
+    noted = {name: size["alignment none"]["runs"][-1] for name, size in sizes.items()}
+    if not all("parts" in run for run in noted.values()):
+        return []
+    wholes = [sum(run["parts"].values()) for run in noted.values()]
+    rows = []
+    for part in dict.fromkeys(part for run in noted.values() for part in run["parts"]):
+        each = zip((run["parts"].get(part, 0.0) for run in noted.values()), wholes, strict=True)
+        rows.append([part, *(f"{s:.3f} ({100 * s / whole:.0f} %)" for s, whole in each)])
+    rows.append(["in all", *(f"{whole:.3f}" for whole in wholes)])
+    written = ", ".join(f"{run['written']:.3f} s ({name})" for name, run in noted.items())
+    return [
+        "",
+        "Where a round goes, in seconds of all workers together; for what comes before see [the start](#the-start):",
+        "",
+        *grid(["part", *noted], rows),
+        "",
+        f"A second thread writes models to the disk meanwhile: {written}.",
     ]
 
 
@@ -89,6 +115,12 @@ def server_step(found: dict[str, Any]) -> list[str]:
     """Gradient matching against autograd, and how it grows."""
     ours, theirs, ratio = found["figure"], found["reference"], found["ratio"]
     target = beside(ratio, found["target"], at_least=True)
+    few, *_, many = ((int(name.removeprefix("C = ")), s["sgd"]) for name, s in found["scaling"].items())
+    power = math.log(many[1] / few[1]) / math.log(many[0] / few[0])
+    growth = (
+        f"{many[0] / few[0]:.0f} times the classes take {many[1] / few[1]:.0f} times as long with SGD, which is "
+        f"$C^{{{power:.2f}}}$ (near linear: at most $C^{{{NEAR_LINEAR:g}}}$, {verdict(power, NEAR_LINEAR)})."
+    )
     return [
         *grid(
             ["", "closed form, ms", "class by class, s", "times as fast", "target"],
@@ -99,6 +131,8 @@ def server_step(found: dict[str, Any]) -> list[str]:
             ["classes", "SGD, ms", "Adam, ms"],
             [[name, f"{1e3 * s['sgd']:.0f}", f"{1e3 * s['adam']:.0f}"] for name, s in found["scaling"].items()],
         ),
+        "",
+        growth,
     ]
 
 
@@ -143,12 +177,12 @@ def layout(found: dict[str, Any]) -> list[str]:
 
 def cohort(found: dict[str, Any]) -> list[str]:
     """Whole trainings both ways by device, and single steps."""
-    # The targets are for a full cohort with cross-entropy alone.
+    # The targets are for a full cohort with cross-entropy alone; the rest is never to be slower than one by one.
     targets = {f"{name}, 32 clients, none": target for name, target in found["targets"].items()}
     rows = []
     for device in ("cpu", "cuda"):
         for name, row in found.get(device, {}).items():
-            target = beside(row["ratio"], targets[name], at_least=True) if name in targets else ""
+            target = beside(row["ratio"], targets.get(name, 1), at_least=True)
             rows.append(
                 [f"{device}: {name}", f"{row['loop']:.2f}", f"{row['cohort']:.2f}", f"{row['ratio']:.2f}", target]
             )
@@ -183,6 +217,25 @@ def wire(found: dict[str, Any]) -> list[str]:
     )
     head = ["rows", "float32, bytes", "over its rows, B", "ratio", "target", "float16", "int8", "target"]
     return [*grid(head, rows), "", f"A broadcast of 100 prototypes and their relations: {down}."]
+
+
+def rounding(found: dict[str, Any]) -> list[str]:
+    """Accuracy and bytes by what rows travel in, and how far a run is from float32 of the same seed."""
+    runs: dict[str, dict[str, Any]] = {}
+    for name, cell in found["cells"].items():
+        dtype, seed = name.split(" | ")
+        runs.setdefault(dtype, {})[seed] = cell
+    rows = []
+    for dtype, seeds in runs.items():
+        columns = []
+        for key in ("mean", "last5", "nearest_prototype"):
+            apart = [100 * (run["accuracy"][key] - runs["float32"][s]["accuracy"][key]) for s, run in seeds.items()]
+            beside = "" if dtype == "float32" else f" ({min(apart):+.1f} to {max(apart):+.1f})"
+            columns.append(f"{statistics.mean(run['accuracy'][key] for run in seeds.values()):.4f}{beside}")
+        sent = (statistics.mean(run["bytes"][way] for run in seeds.values()) for way in ("up", "down"))
+        rows.append([dtype, str(len(seeds)), *columns, *(f"{size / 1e3:.1f}" for size in sent)])
+    head = ["rows in", "runs", "at the end", "last five rounds", "nearest prototype", "kB up", "kB down"]
+    return grid(head, rows)
 
 
 def startup(found: dict[str, Any]) -> list[str]:
@@ -293,13 +346,36 @@ def data_memory(found: dict[str, Any]) -> list[str]:
 
 
 def peer_htfllib(found: dict[str, Any]) -> list[str]:
-    """Seconds of a round on both sides."""
-    rows = []
+    """Seconds of a round and accuracy on both sides."""
+    rows, theirs = [], found["runs"]["htfllib"]["accuracy"]
     for name, run in found["runs"].items():
-        faster = run["times faster"]
-        target = "" if name == "htfllib" else beside(faster, found["target"], at_least=True)
-        rows.append([name, f"{run['seconds']:.2f}", f"{run['accuracy']:.4f}", f"{faster:.1f}", target])
-    return grid(["", "s per round", "accuracy", "times as fast", "target"], rows)
+        faster, accuracy, own = run["times faster"], f"{run['accuracy']:.4f}", run.get("accuracy by its head")
+        goals = ["", ""]
+        if name != "htfllib":
+            goals = [beside(faster, found["target"], at_least=True), verdict(run["accuracy"], theirs, at_least=True)]
+        by_head = "" if own is None else f"{own:.4f}"
+        rows.append([name, f"{run['seconds']:.2f}", f"{faster:.1f}", goals[0], accuracy, goals[1], by_head])
+    head = ["", "s per round", "times as fast", "target", "accuracy, nearest prototype", "no worse", "by the own head"]
+    return grid(head, rows)
+
+
+def gpu(found: dict[str, Any]) -> list[str]:
+    """Ratios of a client's epoch, of alignments, of small clients together, and memory."""
+    targets, memory = found["targets"], found["memory"]
+    epoch, step, growth, together = targets.values()
+    bare, narrow = found["epoch over a bare loop"], found["bf16 over float32"]
+    rows = [
+        [f"epoch of `{found['model']}` over a bare loop", f"{bare:.3f}", beside(bare, epoch)],
+        ["the same, bf16 over float32", f"{narrow:.3f}", ""],
+    ]
+    aligned = found["step with an alignment"].items()
+    rows += [[f"step with {name.upper()} over cross-entropy", f"{r:.3f}", beside(r, step)] for name, r in aligned]
+    for name, both in found["cohort"].items():
+        faster = both["times as fast"]
+        rows.append([f"small clients together, `{name}`", f"{faster:.2f}", beside(faster, together, at_least=True)])
+    more, rounds = memory["growth MiB"], len(memory["MiB after each round"])
+    rows.append([f"more memory after {rounds} rounds, MiB", f"{more:.1f}", beside(more, growth)])
+    return [*grid(["", "figure", "target"], rows), "", f"Most memory: {memory['peak MiB']:,.0f} MiB."]
 
 
 SECTIONS = (
@@ -349,6 +425,12 @@ not Flower any more.""",
 One round of C = 100 classes, K = 5 hyper-prototypes each, d = 512, M = 30 steps, float64, against the paper's
 equations class by class with autograd, which give the same vectors.""",
         server_step,
+        missed="""\
+Why it is not near linear in C: the gradient of one class goes through a softmax over all of them, so a step is a
+product of `[C K, C]` and `[C, C]`, which grows with the cube of C, or of `[C K, C]` and `[C, d]`, with its square. Up
+to C = 100 what it costs to start operations hides that; class by class it is the square, too. What it would take:
+logits of a few nearest classes only, which is another method, or the product over d as soon as C is above it.
+Not tried.""",
     ),
     Section(
         "aggregate",
@@ -380,6 +462,20 @@ a batch. What it would take: not to send the instance level, whose matrix is the
 general form. Not tried.""",
     ),
     Section(
+        "gpu",
+        "On a GPU",
+        """\
+Local training of a ResNet-18 on generated pictures 32x32x3, d = 512, C = 100, batches of 128, in bfloat16 autocast with
+the channels last and the data on the device; beside it 32 small clients, as [below](#small-clients-as-one-program).
+Needs a GPU with PyTorch and NumPy and nothing installed, so it is not part of `make bench`; the same code runs small on
+a CPU in `make test`.""",
+        gpu,
+        meanwhile="""\
+No GPU was lent when this was built. That a training step never waits for one, `augment = autoaugment` and data of more
+than 1 GiB apart, is seen without it (tests/unit/test_no_waiting.py).""",
+        command="make gpu-check",
+    ),
+    Section(
         "layout",
         "How pictures lie in memory",
         """\
@@ -398,6 +494,12 @@ after the other, and together ([ADR 8](adr/0008-cohort.md)).""",
 On a machine that others used too, 16 clients with cross-entropy: `mlp` 2.5 to 2.8 times as fast (target 3,
 {MISSED}), `tiny_cnn` 2.2 times (target 1.5, met).""",
         missed="""\
+One client that trains alone takes the same program although it is slower: who trains beside whom is a matter of time,
+and must not change the last bit. So are the clients of a run in one process, whose messages are for one client each.
+The same holds, less and less, for one with much more data than those beside it. What it would take: messages for
+several clients there too, as under Flower; and for a single client a program with less around each operation. Not
+tried.
+
 What was tried for an MLP: one vector of all weights for a fused optimiser, gradients that are written where it reads
 them (they were copied twice, a third of a step), and clients that have no more batches kept in the vector; 16 at once
 are a little faster than 8. A larger MLP is slower together, as its weights and what the optimiser keeps of them fall
@@ -408,11 +510,20 @@ out of the cache. What it would take is not known.""",
         "Bytes",
         "A training reply as protobuf writes it, d = 512; float16 and int8 (`wire.dtype`) over the same in float32.",
         wire,
-        after="""\
-What rounding does to the demo (conf/demo.toml in one process, 20 clients, seed 0), noted by hand from one run each,
-which no JSON records: float32 ends at 0.7375 (mean of the last five rounds 0.7311, nearest prototype 0.7419; 11.2 kB up
-and 28.7 down per client and round), float16 at 0.7425 (0.7320, 0.7469; 6.6 and 15.8), int8 at 0.7413 (0.7320, 0.7531;
-4.2 and 9.0). No loss is seen; one seed tells no difference of half a point from chance.""",
+    ),
+    Section(
+        "rounding",
+        "Accuracy with fewer bytes",
+        """\
+The demo (conf/demo.toml, 20 clients) in one process with rows of each `wire.dtype`; means of the runs, in brackets how
+far the worst and the best run of a kind is from float32 with the same seed, in points.""",
+        rounding,
+        meanwhile="""\
+Noted by hand from one run each (seed 0), which no JSON records: float32 ends at 0.7375 (mean of the last five rounds
+0.7311, nearest prototype 0.7419; 11.2 kB up and 28.7 down per client and round), float16 at 0.7425 (0.7320, 0.7469; 6.6
+and 15.8), int8 at 0.7413 (0.7320, 0.7531; 4.2 and 9.0). No loss is seen; one seed tells no difference of half a point
+from chance.""",
+        command="python benchmarks/reproduce/rounding.py",
     ),
     Section(
         "startup",
@@ -465,10 +576,11 @@ More than the process had before it read anything.""",
         "peer_htfllib",
         "Beside HtFLlib",
         """\
-FedProto on identical data files, the same small CNN, rate and batches, every client tested in every round, on a CPU.
-Needs a checkout of HtFLlib, so it is not part of `make bench`.""",
+FedProto on identical data files, the same small CNN, rate and batches, every client tested in every round by the
+nearest global prototype, as HtFLlib does it, on a CPU. Needs a checkout of HtFLlib, so it is not part of `make
+bench`.""",
         peer_htfllib,
-        arguments=" --checkout HtFLlib",
+        command="python benchmarks/speed/peer_htfllib.py --checkout HtFLlib",
     ),
 )
 
@@ -481,6 +593,8 @@ the thing was built; they say why, not how fast it is today."""
 
 def provenance(found: dict[str, Any]) -> str:
     """Return how figures came about, and on what."""
+    if "machine" not in found:
+        return f"`{found['command']}`."
     on = found["machine"]
     what = f"{on['processor']}, {on['cores']} cores, Python {on['python']}, torch {on['torch']}"
     return f"`{found['command']}` on {what}; commit {found.get('git_commit') or 'not noted'}."
@@ -493,7 +607,7 @@ def part(section: Section, folder: Path) -> list[str]:
         found = json.loads(path.read_text("utf8"))
         body = ["\n".join(section.rows(found)), provenance(found)]
     else:
-        command = f"python benchmarks/speed/{section.name}.py{section.arguments}"
+        command = section.command or f"python benchmarks/speed/{section.name}.py"
         body = [f"Not recorded yet: run `{command}`.", section.meanwhile]
     missed = section.missed or "What was tried and what it would take is not written down yet."
     text = [section.after, missed if any(MISSED in lines for lines in body) else ""]

@@ -31,7 +31,12 @@ def flip(x: Tensor, generator: torch.Generator) -> Tensor:
         [[2, 1, 0], [0, 1, 2], [2, 1, 0], [2, 1, 0]]
     """
     chosen = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(chosen.to(x.device)[:, None, None, None], x.flip(3), x)
+    return torch.where(_beside(x, chosen)[:, None, None, None], x.flip(3), x)
+
+
+def _beside(x: Tensor, drawn: Tensor) -> Tensor:
+    """Return what was drawn on the CPU on the device of ``x``, without waiting until a GPU has come so far."""
+    return drawn.to(x.device, non_blocking=x.device.type != "mps")  # Apple's do not take care of memory freed meanwhile
 
 
 def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -50,7 +55,7 @@ def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """
     samples, _, height, width = x.shape
     padded = torch.nn.functional.pad(x, [_PADDING] * 4)
-    top, left = torch.randint(0, 2 * _PADDING + 1, (2, samples), generator=generator).to(x.device)
+    top, left = _beside(x, torch.randint(0, 2 * _PADDING + 1, (2, samples), generator=generator))
     rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
     columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
     sample = torch.arange(samples, device=x.device)[:, None, None]

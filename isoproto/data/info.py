@@ -175,7 +175,7 @@ INFOS: dict[str, DatasetInfo] = {
         hugging_face=HuggingFace("flwrlabs/pacs", domain="domain", test=()),
     ),
     "domainnet": DatasetInfo(
-        what="DomainNet (Peng et al., ICCV 2019): 586,575 objects of 345 classes in 6 domains, brought to 64x64",
+        what="DomainNet (Peng et al., ICCV 2019): 586,575 objects of 345 classes in 6 domains; 64x64 by default",
         licence="the authors' fair-use notice: non-commercial research and education",
         how_to_get=_DOWNLOAD
         + "; or unpack the authors' six archives and their lists as `data-dir`/domainnet/, so that "
@@ -267,7 +267,7 @@ INFOS: dict[str, DatasetInfo] = {
         hugging_face=HuggingFace("ufldl-stanford/svhn", config="cropped_digits"),
     ),
     "ham10000": DatasetInfo(
-        what="HAM10000 (Tschandl et al. 2018): 10,015 dermatoscopic pictures of 7 kinds of lesion, brought to 64x64",
+        what="HAM10000 (Tschandl et al. 2018): 10,015 dermatoscopic pictures of 7 kinds of lesion; 64x64 by default",
         licence="CC BY-NC 4.0",
         how_to_get=_DOWNLOAD + "; or unpack the pictures of Harvard Dataverse doi:10.7910/DVN/DBW86T and "
         "HAM10000_metadata.csv in `data-dir`/ham10000/",
@@ -291,7 +291,7 @@ INFOS: dict[str, DatasetInfo] = {
         hugging_face=HuggingFace("marmal88/skin_cancer", label="dx", train=("train", "validation")),
     ),
     "sun397": DatasetInfo(
-        what="SUN397 (Xiao et al., CVPR 2010): 108,754 scenes of 397 classes, brought to 64x64",
+        what="SUN397 (Xiao et al., CVPR 2010): 108,754 scenes of 397 classes; 64x64 by default",
         licence="research use; the pictures belong to their authors",
         how_to_get=_DOWNLOAD,
         files=(KnownFile("sun397.npz"),),

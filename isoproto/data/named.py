@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeVar
 
 from isoproto.data.base import Dataset, ImageDataset
 from isoproto.data.domainnet import read_domainnet
-from isoproto.data.folders import listing, warn_once
+from isoproto.data.folders import listing, split_number, warn_once
 from isoproto.data.ham10000 import read_ham10000
 from isoproto.data.hub import fetch_hub, hub_files
 from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
 from isoproto.data.imagefolder import read_tree
-from isoproto.data.info import INFOS, KnownFile
+from isoproto.data.info import INFOS, DatasetInfo, KnownFile
 from isoproto.data.npz import count_samples, load_npz
 from isoproto.data.tiny_imagenet import read_tiny_imagenet
 from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
@@ -68,15 +68,38 @@ def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
     """Read a set from the first place that has it; nothing is downloaded.
 
     Args:
-        argument: What follows ``name:``; must be empty.
+        argument: ``@`` and the rows and columns that pictures are to have, for a set of which they are brought to one
+            size; else empty.
         folder: See ``data_folder``.
         name: Key of ``INFOS``.
 
     Raises:
-        DataError: If there is an argument, or the set is not there or cannot be read.
+        DataError: If there is another argument, or the set is not there, cannot be read or has another size.
     """
-    refuse_argument(name, argument)
-    return locate(name, folder).load()
+    if not argument:
+        return locate(name, folder).load()
+    if not INFOS[name].side:
+        refuse_argument(name, argument)
+    if split_number(argument)[0]:
+        raise DataError(f"data '{name}' takes @ and a side in pixels, such as @224, got {argument!r}")
+    asked = f"{name}:{argument}"
+    found, side = locate(asked, folder).load(), _info(asked).side
+    if (got := tuple(found.x.shape[2:])) != (side, side) and side != INFOS[name].side:
+        raise DataError(
+            f"data '{asked}': {found.source} holds pictures of {got[0]}x{got[1]}, wanted {side}x{side}; remove it, or "
+            f"make it anew: {how_to_get(asked)}"
+        )
+    return found
+
+
+def _info(name: str) -> DatasetInfo:
+    """Return what is known of a set; of ``NAME:@SIDE`` it is another size, and another file."""
+    kind, _, argument = name.partition(":")
+    info, side = INFOS[kind], split_number(argument)[1]
+    if not info.side or side in (None, info.side):
+        return info
+    file = dataclasses.replace(info.files[0], name=f"{kind}_{side}.npz")  # of the same pictures, if it was fetched
+    return dataclasses.replace(info, side=side, files=(file,))
 
 
 def refuse_argument(name: str, argument: str) -> None:
@@ -106,7 +129,7 @@ def missing(name: str, looked: Sequence[str]) -> DataError:
 
 def how_to_get(name: str) -> str:
     """Return what a user does who has not a set yet."""
-    return INFOS[name].how_to_get.format(name=name)
+    return INFOS[name.partition(":")[0]].how_to_get.format(name=name)
 
 
 def looked_for(name: str, folder: Path) -> list[str]:
@@ -114,7 +137,7 @@ def looked_for(name: str, folder: Path) -> list[str]:
     kind, _, argument = name.partition(":")
     if kind == "hf":
         return list(map(str, hub_files(argument, folder)))
-    info = INFOS[kind]
+    info = _info(name)
     files = [str(folder / known.name) for known in info.files]
     trees = [f"{folder / tree}/" for tree in info.folders]
     theirs = [f"{folder / pattern} (torchvision's)" for pattern in (info.torchvision.files if info.torchvision else ())]
@@ -126,7 +149,7 @@ def is_here(name: str, folder: Path) -> bool:
     kind, _, argument = name.partition(":")
     if kind == "hf":
         return any(path.exists() for path in hub_files(argument, folder))
-    info = INFOS[kind]
+    info = _info(name)
     names = [known.name for known in info.files] + list(info.folders)
     patterns = info.torchvision.files if info.torchvision else ()
     return (
@@ -138,7 +161,7 @@ def is_here(name: str, folder: Path) -> bool:
 
 def places(name: str, folder: Path) -> Iterator[Place]:
     """Yield the places that have a set, in the order of preference."""
-    info = INFOS[name]
+    kind, info = name.partition(":")[0], _info(name)
     for known in info.files:
         path = folder / known.name
         if path.is_file():
@@ -147,9 +170,9 @@ def places(name: str, folder: Path) -> Iterator[Place]:
         root = folder / tree
         if root.is_dir():
             files = [path for path in root.rglob("*") if path.is_file()]
-            yield Place(files, info.caveats, functools.partial(_read_tree, name, root, info.side))
+            yield Place(files, info.caveats, functools.partial(_read_tree, kind, root, info.side))
     if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
-        read = functools.partial(read_torchvision, name, info.torchvision, folder, info.side)
+        read = functools.partial(read_torchvision, kind, info.torchvision, folder, info.side)
         yield Place(files, info.caveats, read)
 
 
@@ -171,17 +194,17 @@ def fetch(name: str, folder: Path) -> None:
     Raises:
         DataError: If neither has it, or it cannot be had.
     """
-    name, _, argument = name.partition(":")
-    info, failures = INFOS[name], []
+    kind, _, argument = name.partition(":")
+    info, failures = _info(name), []
     ways: list[Callable[[], None]] = []
-    if name == "hf":
+    if kind == "hf":
         ways.append(functools.partial(fetch_hub, argument, folder))
     if info.torchvision:
         ways.append(functools.partial(fetch_torchvision, info.torchvision, folder))
     if info.hugging_face and info.hugging_face.text:
-        ways.append(functools.partial(fetch_texts, info.hugging_face, folder / f"{name}.jsonl.gz"))
+        ways.append(functools.partial(fetch_texts, info.hugging_face, folder / f"{kind}.jsonl.gz"))
     elif info.hugging_face:
-        ways.append(functools.partial(fetch_hugging_face, info.hugging_face, folder / f"{name}.npz", info.side))
+        ways.append(functools.partial(fetch_hugging_face, info.hugging_face, folder / info.files[0].name, info.side))
     for way in ways:
         try:
             way()

@@ -78,10 +78,12 @@ def split_clients(
             samples go to the clients in proportion to the training samples they hold of the same class (and
             domain), by largest remainders, each to one client at most; where nobody holds any of a class in a domain,
             but in another, in proportion to what they hold of that domain. ``global``: the same training parts, and
-            every client is tested on the whole official test part.
+            every client is tested on the whole official test part. ``stratified``: as ``official``, with a test part
+            that is drawn from all samples, of each class (and domain) its share up to one sample.
         test_fraction: Share of a client's samples that is its test part if ``split`` is ``merged``, in
             ``[0, 1)``. Unless it is 0, a client with two samples or more has at least one in either part; a
-            single sample is for training.
+            single sample is for training. If ``split`` is ``stratified``, the share of all samples, rounded, one at
+            least.
 
     Raises:
         ConfigError: If a name is unknown or a number out of range.
@@ -182,6 +184,20 @@ def _global(
     return [ClientSplit(train=part, test=test) for part in _dealt(dataset, train, partitioner, clients, rng, options)]
 
 
+def _stratified(
+    dataset: Dataset,
+    partitioner: Partitioner,
+    clients: int,
+    rng: np.random.RandomState,
+    options: PartitionOptions,
+    test_fraction: float,
+) -> list[ClientSplit]:
+    """As ``_official``, after a test part is drawn by class and domain: FedHPro's HAM10000 has no official one."""
+    test = torch.zeros(len(dataset.y), dtype=torch.bool)
+    test[torch.from_numpy(thin(_group(dataset), max(1, round(test_fraction * len(test))), rng))] = True
+    return _official(replace(dataset, test=test), partitioner, clients, rng, options, test_fraction)
+
+
 def _official_parts(dataset: Dataset, split: str) -> tuple[Indices, Indices]:
     is_test = _numpy(dataset.test)
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
@@ -243,7 +259,12 @@ def _deal_in_proportion(
 
 Split = Callable[[Dataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
 
-SPLITS: dict[str, Split] = {"merged": _merged, "official": _official, "global": _global}
+SPLITS: dict[str, Split] = {
+    "merged": _merged,
+    "official": _official,
+    "global": _global,
+    "stratified": _stratified,
+}
 
 
 def client_data(dataset: Dataset, split: ClientSplit) -> ClientData:

@@ -35,7 +35,7 @@ def read_torchvision(name: str, place: Torchvision, folder: Path, side: int = 0)
         DataError: If files are damaged or not those that torchvision knows, or a class that is listed has no picture.
     """
     files = torchvision_files(place, folder)
-    key = content_key(name, listing(files))
+    key = content_key(name, (listing(files), side))
     read = functools.cache(lambda: _read(place, folder, side, files[0]))  # once for all three
     x = cached_array(f"{key}-x", lambda: read()[0])
     labels = cached_array(f"{key}-y", lambda: read()[1])

@@ -24,12 +24,13 @@ Missing = Literal["mask", "self"]
 class AlignmentLoss:
     """A loss that aligns features with global prototypes, as plain functions.
 
-    ``prepare`` and ``compare`` are two halves of one loss. ``prepare(rows [S, n], averages [S, L, n, n],
-    weights [S, L, n], target)`` does what depends on labels and target only, for S batches at once, and returns
-    tensors that begin with the axis S; ``compare(x [n, d], *those of one batch) -> [L]`` is left for each step. They
-    give the losses of L matrices, all made from the samples ``x``: row ``i`` of matrix ``l`` is the average
-    ``averages[l, i] @ x``, counts with ``weights[l, i] >= 0`` and belongs to the target's row ``rows[i]``. No shape
-    depends on a value, so a GPU is never waited for. ``compare`` can be differentiated in ``x``, once.
+    ``prepare`` and ``compare`` are two halves of one loss. ``prepare(rows [S, n], means [S, n, n],
+    weights [S, 2, n], target)`` does what depends on labels and target only, for S batches at once, and returns
+    tensors that begin with the axis S; ``compare(x [n, d], *those of one batch) -> [2]`` is left for each step. They
+    give the losses of two matrices: the class means ``means @ x``, in which each of a class's n samples stands for
+    the mean of all and has a weight of 1 / n, and the samples ``x``. Row ``i`` of matrix ``l`` counts with
+    ``weights[l, i] >= 0`` and belongs to the target's row ``rows[i]``. No shape depends on a value, so a GPU is never
+    waited for. ``compare`` can be differentiated in ``x``, once.
 
     Attributes:
         pair: ``(a [n, d1], b [n, d2]) -> []``, the loss of two matrices row by row, differentiable in both. Only
@@ -47,22 +48,6 @@ class AlignmentLoss:
     prepare: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
     compare: Callable[..., Tensor]
     relations: Callable[[Tensor, Tensor], Tensor] | None = None
-
-    @outside_autocast
-    def indexed(self, x: Tensor, rows: Tensor, valid: Tensor, target: Tensor) -> Tensor:
-        """Loss of the ``valid`` ``[n]`` rows of ``x`` ``[n, d]`` against the target's rows ``rows`` ``[n]``.
-
-        Example:
-            >>> from isoproto.losses import LOSSES
-            >>> target = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
-            >>> x, rows = torch.tensor([[1.0, 0.0], [3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1, 1])
-            >>> LOSSES["mse"].indexed(x, rows, torch.tensor([True, True, False]), target)
-            tensor(4.2500)
-        """
-        x, target = _common_precision(x, target)
-        weights = valid.to(x.dtype).expand(1, 1, -1)
-        constants = self.prepare(rows.unsqueeze(0), torch.diag_embed(weights), weights, target)
-        return self.compare(x, *(constant[0] for constant in constants))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +125,10 @@ def _prepare(
     # labels, and go through one chain of operations.
     same = (labels.unsqueeze(2) == labels.unsqueeze(1)).to(target.dtype)
     inverse = valid / same.sum(2)
-    averages = torch.stack([same * inverse.unsqueeze(1), torch.diag_embed(valid)], 1)  # [S, 2, B, B]
+    means = same * inverse.unsqueeze(1)  # [S, B, B]
     two_classes = inverse.sum(1, keepdim=True) > 1.5
     weights = torch.stack([inverse * two_classes, valid], 1)  # [S, 2, B]
-    constants = zip(*(constant.unbind() for constant in loss.prepare(labels, averages, weights, target)), strict=True)
+    constants = zip(*(constant.unbind() for constant in loss.prepare(labels, means, weights, target)), strict=True)
     if missing == "mask":
         return [BatchTarget(loss, batch, None) for batch in constants]
     share = valid.mean(1)
@@ -224,8 +209,14 @@ def _check(loss: AlignmentLoss, target: Tensor, present: Tensor, missing: Missin
 
 
 def gather_pairs(relations: Tensor, rows: Tensor) -> Tensor:
-    """Relations ``[S, 1, n, n]`` between samples of the classes ``rows`` ``[S, n]``."""
-    return relations[rows.unsqueeze(2), rows.unsqueeze(1)].unsqueeze(1)
+    """Relations ``[S, n, n]`` between samples of the classes ``rows`` ``[S, n]``."""
+    pairs = rows.unsqueeze(2) * len(relations) + rows.unsqueeze(1)  # one index is looked up twice as fast as two
+    return relations.flatten().index_select(0, pairs.flatten()).view_as(pairs)
+
+
+def both_levels(gram: Tensor, means: Tensor) -> Tensor:
+    """Gram matrices ``[2, n, n]`` of the class means and of the samples, from that of the samples."""
+    return torch.stack([means @ gram @ means.T, gram])
 
 
 def check_width(x: Tensor, prototypes: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from isoproto.losses import mse
@@ -41,15 +42,17 @@ def target(prototypes: Tensor, present: Tensor) -> Tensor:
     return rows * keep.unsqueeze(1)
 
 
-def prepare(rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
+def prepare(rows: Tensor, means: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
     """First half of the batch form, see ``AlignmentLoss``."""
-    return averages, weights, prototypes[rows]
+    return means, weights, prototypes[rows]
 
 
-def compare(x: Tensor, averages: Tensor, weights: Tensor, wanted: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+def compare(x: Tensor, means: Tensor, weights: Tensor, wanted: Tensor) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
     check_width(x, wanted)
-    return _weighted(averages @ x, wanted, weights)
+    # What does not count must not decide which lengths are noise.
+    samples = x * (weights[1] > 0).unsqueeze(1)
+    return _weighted(torch.stack([means @ x, samples]), wanted, weights)
 
 
 def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from isoproto.losses.base import (
     SMALL,
     AlignmentLoss,
     attach_gradient,
+    both_levels,
     full_precision_pair,
     gather_pairs,
     gram_backward,
@@ -90,38 +91,47 @@ def _kernel(half: Tensor, energy: Tensor, present: Tensor) -> Tensor:
     return torch.where(present.unsqueeze(1) & present & (half > noise), -half, 0)
 
 
-def prepare(rows: Tensor, averages: Tensor, weights: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
-    """First half of the batch form, see ``AlignmentLoss``.
-
-    Let ``M`` turn samples into points, less the mean of the points, times the root of the weight. Then ``M G M^T`` is
-    the centred Gram matrix of the points, with ``G`` that of the samples, and ``S = M^T M`` is all there is to know:
-    ``<M G M^T, M T M^T> = <G, S T S>``, and the square of the norm is ``tr(S G S G)``.
-    """
-    count = weights.sum(2, keepdim=True)  # [S, L, 1]
+def prepare(rows: Tensor, means: Tensor, weights: Tensor, kernel: Tensor) -> tuple[Tensor, ...]:
+    """First half of the batch form, see ``AlignmentLoss``."""
+    count = weights.sum(2, keepdim=True)  # [S, 2, 1]
     share = weights / count.clamp(min=1)
-    m = (averages - share.unsqueeze(2)) * weights.sqrt().unsqueeze(3)  # [S, L, n, n]
-    spread = m.mT @ m
-    wanted = gather_pairs(kernel, rows) @ spread
-    square = (wanted * wanted.mT).sum((2, 3), keepdim=True)
-    useful = ((square > 0) & (count.unsqueeze(3) > 2.5)).to(m.dtype)
-    wanted = spread @ wanted * (useful * square.clamp(min=1e-30).rsqrt())
-    return spread, wanted, useful.flatten(2).squeeze(2), SMALL * count.squeeze(2)
+    # The kernel about the mean of the points, each pair times its weight.
+    wanted = gather_pairs(kernel, rows)
+    mean = share @ wanted  # [S, 2, n]; the kernel is symmetric
+    offset = mean - (mean * share).sum(2, keepdim=True) / 2
+    wanted = wanted.unsqueeze(1) - offset.unsqueeze(3) - offset.unsqueeze(2)
+    pairs = weights.unsqueeze(3) * weights.unsqueeze(2)
+    square = (pairs * wanted.square()).sum((2, 3))
+    useful = ((square > 0) & (count.squeeze(2) > 2.5)).to(weights.dtype)
+    wanted = wanted * pairs * (useful * square.clamp(min=1e-30).rsqrt()).unsqueeze(2).unsqueeze(3)
+    means = means - share[:, 0].unsqueeze(1)  # those of the classes, about the mean of them
+    return means, share[:, 1], weights, pairs, wanted, useful, SMALL * count.squeeze(2)
 
 
-def compare(x: Tensor, spread: Tensor, wanted: Tensor, useful: Tensor, floor: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+def compare(
+    x: Tensor,
+    means: Tensor,
+    share: Tensor,
+    weights: Tensor,
+    pairs: Tensor,
+    wanted: Tensor,
+    useful: Tensor,
+    floor: Tensor,
+) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
     with torch.no_grad():
-        shift = x.mean(0)  # changes nothing, but would swallow digits of the Gram matrix
+        shift = share @ x
         centred = x - shift
-        gram = centred @ centred.T
-        k = (spread.flatten(0, 1) @ gram).view_as(spread)
-        square = (k * k.mT).sum((1, 2)).clamp(min=1e-30)  # squared norm of the points' Gram matrix
+        gram = both_levels(centred @ centred.T, means)
+        energy = (gram.diagonal(dim1=1, dim2=2) * weights).sum(1)
+        weighted = pairs * gram
+        square = (weighted * gram).sum((1, 2)).clamp(min=1e-30)
         inner = (wanted * gram).sum((1, 2))
-        energy = k.diagonal(dim1=1, dim2=2).sum(1)
         good = useful * (energy - floor * torch.dot(shift, shift) > TINY)
         scale = good * square.rsqrt()
-        # -scale * slope is the gradient with respect to `gram`.
-        slope = torch.baddbmm(wanted, k * (inner / square).view(-1, 1, 1), spread, alpha=-1)
+        # -scale * slope is the gradient with respect to the Gram matrix of the points, and that with respect to the
+        # samples' own: the sum over the points of two classes is shared by as many pairs of samples.
+        slope = torch.addcmul(wanted, weighted, (inner / square).view(-1, 1, 1), value=-1)
         value = good - scale * inner
     return attach_gradient(value, x, gram_backward, slope, -2 * scale, centred)
 

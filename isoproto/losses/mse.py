@@ -38,17 +38,18 @@ def target(prototypes: Tensor, present: Tensor) -> Tensor:
     return torch.where(present.unsqueeze(1), full_precision(prototypes), 0)
 
 
-def prepare(rows: Tensor, averages: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
+def prepare(rows: Tensor, means: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
     """First half of the batch form, see ``AlignmentLoss``."""
     share = weights / weights.sum(2, keepdim=True).clamp(min=1)
-    return averages, share, prototypes[rows]
+    return means, share, prototypes[rows]
 
 
-def compare(x: Tensor, averages: Tensor, share: Tensor, wanted: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+def compare(x: Tensor, means: Tensor, share: Tensor, wanted: Tensor) -> Tensor:
+    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
     check_width(x, wanted)
-    residual = averages @ (x - wanted)  # [L, n, d]
-    return (residual.square().mean(2) * share).sum(1)
+    residual = x - wanted
+    both = torch.stack([means @ residual, residual])  # [2, n, d]
+    return (both.square().mean(2) * share).sum(1)
 
 
 MSE = AlignmentLoss(pair, target, prepare, compare)

@@ -10,6 +10,7 @@ from isoproto.losses.base import (
     SMALL,
     AlignmentLoss,
     attach_gradient,
+    both_levels,
     directions,
     full_precision_pair,
     gather_pairs,
@@ -82,24 +83,24 @@ def relations(matrix: Tensor, present: Tensor) -> Tensor:
     return functional.threshold(torch.where(pairs, full_precision(matrix), 0), 2 * NOISE, 0)
 
 
-def prepare(rows: Tensor, averages: Tensor, weights: Tensor, distances: Tensor) -> tuple[Tensor, ...]:
+def prepare(rows: Tensor, means: Tensor, weights: Tensor, distances: Tensor) -> tuple[Tensor, ...]:
     """First half of the batch form, see ``AlignmentLoss``."""
-    wanted = gather_pairs(distances, rows).expand_as(averages)
-    return averages, wanted, weights.sqrt() * wanted.any(3)
+    wanted = gather_pairs(distances, rows).unsqueeze(1)
+    averages = torch.stack([means, torch.diag_embed(weights[:, 1])], 1)  # [S, 2, n, n]
+    return averages, wanted, weights.sqrt() * (wanted.sum(3) > 0)
 
 
 def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at each level, shape ``[L]``."""
+    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
     with torch.no_grad():
-        gram = torch.bmm((averages.flatten(0, 1) @ (x @ x.T)).view_as(averages), averages.mT)
-        energy = gram.diagonal(dim1=1, dim2=2)  # [L, n]
+        gram = both_levels(x @ x.T, averages[0])
+        energy = gram.diagonal(dim1=1, dim2=2) * (root > 0)  # [2, n]
         keep = energy > SMALL**2 * energy.mean(1, keepdim=True)
         inverse = energy.clamp(min=1e-30).rsqrt() * keep
         root = root * keep
-        weights = root.unsqueeze(2) * root.unsqueeze(1)  # [L, n, n]
+        weights = root.unsqueeze(2) * root.unsqueeze(1)  # [2, n, n]
         lengths = inverse.unsqueeze(2) * inverse.unsqueeze(1)
-        cosines = gram * lengths
-        r = weights * functional.threshold(1 - cosines, NOISE, 0)
+        r = weights * functional.threshold(1 - gram * lengths, NOISE, 0)
         wanted = weights * wanted
         r_norm, norm = torch.linalg.vector_norm(r, dim=(1, 2)), torch.linalg.vector_norm(wanted, dim=(1, 2))
         norms = r_norm * norm
@@ -108,13 +109,13 @@ def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor
         inner = (r * wanted).sum((1, 2))
         value = good - inner * scale
 
-        # scale * slope is the gradient with respect to `cosines`, then to the points' Gram matrix, whose diagonal
-        # makes the lengths, then to that of the samples.
+        # scale * slope is the gradient with respect to the cosines, then to the points' Gram matrix, whose diagonal
+        # makes the lengths. That with respect to the samples' own is the same, since the sum over the points of two
+        # classes is shared by as many pairs of samples; what is on the diagonal, by all pairs of a class.
         slope = weights * torch.addcmul(wanted, r, (inner / r_norm.square().clamp(min=1e-30)).view(-1, 1, 1), value=-1)
-        radial = (slope * cosines).sum(2) * inverse.square()
         slope = slope * lengths
-        slope.diagonal(dim1=1, dim2=2).sub_(radial)
-        slope = torch.bmm(torch.bmm(averages.mT, slope), averages)
+        radial = (slope * gram).sum(2) * inverse.square()
+        slope = torch.addcmul(slope, averages, radial.unsqueeze(2), value=-1)
     return attach_gradient(value, x, gram_backward, slope, 2 * scale, x.detach())
 
 

@@ -1,5 +1,6 @@
 """What every file under conf/ must be: settings that run, at the paper's scale and at the small one."""
 
+import dataclasses
 import re
 import shlex
 import tomllib
@@ -17,7 +18,7 @@ from strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 PRESETS = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "conf").rglob("*.toml"))}
-METHODS = ("conf/fedhpro/paper.toml", "conf/fedhpro/released_code.toml")
+METHODS = ("conf/fedhpro/paper.toml", "conf/fedhpro/released_code.toml", "conf/fedsaf/authors_code.toml")
 COLUMNS = [name for name in PRESETS if name.startswith(("conf/fedsaf/", "conf/fedhpro/")) and name not in METHODS]
 MOST_PARAMETERS = 2_000_000
 
@@ -73,6 +74,36 @@ def test_the_preset_of_the_published_code_is_a_run_of_one_model_as_it_is():
     assert architectures(config.models) == ("resnet10_cifar32",)
     assert (config.data, config.share, config.clients) == ("cifar10", "model", 10)
     assert cost(config.models, ModelSpec(3, 32, 32, config.feature_dim, 10)).parameters == 1_228_970
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if "ham10000" in name])
+def test_the_columns_of_ham10000_have_the_papers_pictures_and_its_parts(name):
+    config = RunConfig.from_mapping(read_overrides([str(PRESETS[name])]))
+    assert (config.data, config.split) == ("ham10000:@224", "stratified")
+    assert round(config.test_fraction * 10_015) == 1_103
+    assert "scale = small: data = 'ham10000:@224' is replaced by 'ham10000'" in small(name)[1]
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if "office_caltech" in name])
+def test_the_columns_of_office_caltech_need_no_official_test_part(name):
+    config = RunConfig.from_mapping(read_overrides([str(PRESETS[name])]))
+    assert (config.split, config.test_fraction) == ("stratified", 0.3)
+
+
+def test_the_size_of_your_own_pictures_is_no_papers():
+    for data in ("imagefolder:pets@224", "csv:a.csv@100", "ag_news:@100"):
+        assert at_scale(RunConfig(scale="small", data=data))[0].data == data
+    assert at_scale(RunConfig(scale="small", data="sun397:@224"))[0].data == "tiny_imagenet"
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if "fedsaf" in name])
+def test_the_authors_code_over_a_column_differs_in_what_the_paper_leaves_open_alone(name):
+    column, laid = (
+        RunConfig.from_mapping(read_overrides([str(PRESETS[name]), *more]))
+        for more in ((), (str(PRESETS[METHODS[2]]),))
+    )
+    assert (laid.stale, laid.batches) == ("drop", "fixed")
+    assert dataclasses.replace(laid, stale="keep", batches="shuffled") == column
 
 
 @pytest.mark.parametrize("name", COLUMNS)

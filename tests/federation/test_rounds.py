@@ -142,6 +142,16 @@ def test_small_classes_are_not_sent_and_thin_ones_not_published(federation):
     assert run.server()["present"].tolist() == [False, True, False, True]
 
 
+def test_a_class_that_no_whole_batch_has_is_not_sent(federation):
+    """The only sample that client 1 has of class 1 lies behind its last whole batch, where it never trains on it."""
+    settings = {"batches": "fixed", "batch-size": 16, "proto-source": "last-epoch", "partition-seed": 6, "rounds": 1}
+    labels = federation.client(federation.grid().context(1).node_config, settings).data.train_y
+    assert (labels.bincount().tolist(), labels[:32].bincount(minlength=4)[1]) == ([3, 1, 7, 31], 0)
+    run = federation.run(settings=settings)
+    rows = {line["client"]: line["bytes"]["up_rows"] // (4 + 4 * 8 + 8) for line in run.of("client")}
+    assert (run.failures(), rows["1"]) == ({}, 3)
+
+
 # Who is evaluated (design.md, section 3)
 
 

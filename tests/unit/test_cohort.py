@@ -26,6 +26,8 @@ SETTINGS = LocalSettings(
 )
 # Batches of 5, 4, 6 (5 and 1 together), 1 and 2 samples; one to five batches an epoch.
 SIZES = (10, 9, 16, 1, 25, 2, 7)
+# One with so much more that the others' weights are left behind on the way, twice.
+UNEVEN = (70, 6, 4, 30, 5, 3)
 # Every layer in ``LAYERS``; `cnn` has max-pools and paddings.
 NAMES = ("cnn", *PAYS)
 CPU = torch.device("cpu")
@@ -99,10 +101,27 @@ def test_uneven_clients_become_what_they_become_alone(name):
     assert_as_one_by_one(name)
 
 
+@pytest.mark.parametrize("sizes", [SIZES, UNEVEN])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_by_every_optimiser(optimizer, momentum):
-    assert_as_one_by_one("mlp", optimizer=optimizer, momentum=momentum, learning_rate=0.002)
+def test_by_every_optimiser(optimizer, momentum, sizes):
+    assert_as_one_by_one("mlp", sizes=sizes, optimizer=optimizer, momentum=momentum, learning_rate=0.002)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_who_has_much_more_goes_on_without_the_others(optimizer, monkeypatch):
+    """Not a bit changes; what the optimiser moves in each step is what is left."""
+    sizes, settings = [], dataclasses.replace(SETTINGS, optimizer=optimizer)
+    narrowed = cohort._Stack.narrowed
+    monkeypatch.setattr(cohort._Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
+    found, shape = clients("mlp", UNEVEN), create_model("mlp", SPEC, 9)
+    together = train_cohort(shape, members(found, alignment("gcsa")), settings)
+    assert sizes == [2, 1]
+    monkeypatch.setattr(cohort, "_STEPS_LEFT", 10**9)
+    for one, other in zip(together, train_cohort(shape, members(found, alignment("gcsa")), settings), strict=True):
+        assert one.losses == other.losses
+        assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
+    assert sizes == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +139,11 @@ def test_with_anchors_and_alignment():
 @pytest.mark.parametrize("source", ["last-epoch", "all-epochs"])
 def test_running_statistics(source):
     assert_as_one_by_one("mlp", proto_source=source)
+
+
+@pytest.mark.parametrize("source", ["last-epoch", "all-epochs"])
+def test_fixed_batches(source):
+    assert_as_one_by_one("mlp", alignment("mse"), proto_source=source, batches="fixed")
 
 
 @pytest.mark.parametrize("name", PAYS)
@@ -193,7 +217,15 @@ def test_neither_can_layers_of_another_kind(layer):
 
 
 def test_where_it_pays():
-    assert pays("mlp", 10, CPU)
-    assert not pays("mlp", 10, torch.device("cuda"))
-    assert not pays("mlp", 32, CPU)
-    assert not pays("cnn", 10, CPU)
+    assert pays("mlp", 10, 1024, CPU)
+    assert not pays("mlp", 10, 1024, torch.device("cuda"))
+    assert not pays("mlp", 32, 1024, CPU)
+    assert not pays("cnn", 10, 1024, CPU)
+
+
+def test_where_patches_of_large_pictures_cost_more_than_operations():
+    """At 224x224 the tiny CNN took 2.7 times as long together, at 64x64 four fifths."""
+    assert pays("tiny_cnn", 10, 64 * 64, CPU)
+    assert not pays("tiny_cnn", 16, 64 * 64, CPU)
+    assert not pays("tiny_cnn", 10, 224 * 224, CPU)
+    assert pays("mlp", 10, 224 * 224, CPU)

@@ -27,7 +27,7 @@ def test_every_problem_is_told_at_once():
         "  `seed` must be int, got 'x'",
         "  `fraction` must be > 0 and <= 1 and finite, got 0",
         "  `alpha` must be float, got True",
-        "  `split` must be one of 'merged', 'official', 'global', got 'oficial'",
+        "  `split` must be one of 'merged', 'official', 'global', 'stratified', got 'oficial'",
         "  `lambda` must be a number or 'auto', got 'much'",
         "  `learning-rate` must be >= 0 and finite, got nan",
         "  `output-dir` must be absolute, got 'runs': Flower's processes run in another folder",

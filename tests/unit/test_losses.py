@@ -66,9 +66,9 @@ def test_pair_losses_of_e1(name, expected, dtype, tolerance):
     loss = LOSSES[name]
     assert loss.pair(p, q).item() == pytest.approx(expected, abs=tolerance)
     rows, valid = torch.arange(4), torch.ones(4, dtype=torch.bool)
-    indexed = loss.indexed(p, rows, valid, loss.target(q, valid))
-    assert indexed.item() == pytest.approx(expected, abs=tolerance)
-    assert indexed.dtype == dtype
+    _, inst = alignment_terms(loss, p, rows, loss.target(q, valid), valid)
+    assert inst.item() == pytest.approx(expected, abs=tolerance)
+    assert inst.dtype == dtype
 
 
 def test_gcsa_of_orthogonal_structures_is_one():
@@ -76,8 +76,8 @@ def test_gcsa_of_orthogonal_structures_is_one():
     b = f64([[0, 0], [0, 0], [1, 0], [-1, 0]])
     valid = torch.ones(4, dtype=torch.bool)
     assert LOSSES["gcsa"].pair(a, b).item() == 1
-    indexed = LOSSES["gcsa"].indexed(a, torch.arange(4), valid, LOSSES["gcsa"].target(b, valid))
-    assert indexed.item() == pytest.approx(1, abs=1e-12)
+    _, inst = alignment_terms(LOSSES["gcsa"], a, torch.arange(4), LOSSES["gcsa"].target(b, valid), valid)
+    assert inst.item() == pytest.approx(1, abs=1e-12)
 
 
 def test_targets_of_e1():
@@ -134,7 +134,7 @@ def test_gradients_of_e3(name):
     valid = torch.ones(4, dtype=torch.bool)
     for value in (
         loss.pair(p, f64(Q)),
-        loss.indexed(p, torch.arange(4), valid, loss.target(f64(Q), valid)),
+        alignment_terms(loss, p, torch.arange(4), loss.target(f64(Q), valid), valid)[1],
     ):
         torch.testing.assert_close(gradient(value, p), f64(GRADIENTS[name]), atol=2e-6, rtol=0)
 
@@ -190,7 +190,9 @@ def test_gradient_equals_the_closed_form(name, n, d):
     wanted = closed_form(name, a.detach(), b)
     loss = LOSSES[name]
     torch.testing.assert_close(gradient(loss.pair(a, b), a), wanted)
-    torch.testing.assert_close(gradient(loss.indexed(a, torch.arange(n), valid, loss.target(b, valid)), a), wanted)
+    proto, inst = alignment_terms(loss, a, torch.arange(n), loss.target(b, valid), valid)
+    torch.testing.assert_close(gradient(proto, a), wanted)
+    torch.testing.assert_close(gradient(inst, a), wanted)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -383,7 +385,8 @@ def test_fewer_than_three_rows_have_no_shape(name, n):
     assert_silent(LOSSES[name].pair(a, b), a, b)
     valid = torch.ones(n, dtype=torch.bool)
     target = LOSSES[name].target(b.detach(), valid)
-    assert_silent(LOSSES[name].indexed(a, torch.arange(n), valid, target), a)
+    for value in alignment_terms(LOSSES[name], a, torch.arange(n), target, valid):
+        assert_silent(value, a)
 
 
 @pytest.mark.parametrize("name", ["rcsa", "cosine"])

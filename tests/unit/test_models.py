@@ -78,6 +78,12 @@ def test_grid_averages_cells_and_flattens() -> None:
     assert Grid(4)(x).tolist() == [list(range(16))]
 
 
+def test_channels_come_last_on_every_device_but_apples():
+    """`meta` stands for a GPU here."""
+    layouts = [create_model("cnn", SPEC, 0).place(torch.device("meta"), rearrange=r).layout for r in (True, False)]
+    assert layouts == [torch.channels_last, torch.contiguous_format]
+
+
 @pytest.mark.parametrize("channels", [1, 3, 16])
 def test_channels_last_changes_the_layout_and_no_value(channels: int) -> None:
     x = torch.randn(2, channels, 5, 5, generator=torch.Generator().manual_seed(0))

@@ -228,6 +228,44 @@ def test_no_lesion_of_ham10000_is_on_both_sides(tmp_path):
     assert 4 <= found.test.sum() <= 32
 
 
+def test_pictures_of_a_folder_are_brought_to_the_size_that_the_name_asks_for(tmp_path):
+    """Each size has a cache entry of its own; what lies there as one file has its size."""
+    ham10000(tmp_path / "ham10000")
+    write_arrays(tmp_path / "ham10000_8x8_gray.npz", side=8)
+    large, small, usual = (load_dataset(f"ham10000:@{side}", str(tmp_path)) for side in (224, 16, 64))
+    assert (large.x.shape, small.x.shape) == ((80, 3, 224, 224), (80, 3, 16, 16))
+    assert usual.x.shape == (20, 1, 8, 8)  # 64 is its own size, for which a file does too
+    assert large.y.tolist() == small.y.tolist() == [1, 0] * 40
+
+
+def test_a_file_of_a_certain_size_is_told_by_its_name_and_must_have_it(tmp_path):
+    write_arrays(tmp_path / "pacs_16.npz", side=16, value=3)
+    write_arrays(tmp_path / "pacs.npz", side=9, value=4)
+    assert shades(load_dataset("pacs:@16", str(tmp_path)))[0] == 3
+    write_arrays(tmp_path / "pacs_32.npz", side=16)
+    with pytest.raises(DataError, match=r"'pacs:@32': .*pacs_32\.npz holds pictures of 16x16, wanted 32x32; "):
+        load_dataset("pacs:@32", str(tmp_path))
+
+
+def test_a_set_that_is_not_there_at_a_size_says_where_it_was_looked_for(tmp_path):
+    write_arrays(tmp_path / "ham10000_8x8_gray.npz", side=8)
+    looked = f"{tmp_path / 'ham10000_224.npz'}, {tmp_path / 'ham10000'}/"
+    with pytest.raises(DataError, match=rf"'ham10000:@224': found none of {looked}\. `isoproto data ham10000:@224 -"):
+        load_dataset("ham10000:@224", str(tmp_path))
+
+
+@pytest.mark.parametrize("argument", ["224", "@", "@0", "@-4", "paper@224"])
+def test_what_is_no_size_is_refused(argument, tmp_path):
+    with pytest.raises(DataError, match=rf"'ham10000' takes @ and a side in pixels, such as @224, got '{argument}'"):
+        load_dataset(f"ham10000:{argument}", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["cifar10", "digits", "femnist"])
+def test_a_set_of_one_size_takes_no_other(name, tmp_path):
+    with pytest.raises(DataError, match=rf"data '{name}' takes no argument, got '@64'"):
+        load_dataset(f"{name}:@64", str(tmp_path))
+
+
 def test_a_table_of_ham10000_that_does_not_fit_is_refused(tmp_path):
     ham10000(tmp_path / "a" / "ham10000", columns=("image_id", "lesion", "dx"))
     with pytest.raises(DataError, match=r"metadata\.csv, line 2: must have the columns image_id, lesion_id, dx"):
@@ -340,6 +378,12 @@ def test_torchvisions_picture_files_are_brought_to_one_size(tmp_path):
     assert found.classes == ("abbey", "zoo")
 
 
+def test_torchvisions_picture_files_have_a_cache_entry_for_each_size(tmp_path):
+    sun397(tmp_path)
+    assert load_dataset("sun397:@16", str(tmp_path)).x.shape == (2, 3, 16, 16)
+    assert load_dataset("sun397", str(tmp_path)).x.shape == (2, 3, 64, 64)
+
+
 def test_a_listed_class_of_torchvisions_without_pictures_is_refused(tmp_path):
     sun397(tmp_path)
     (tmp_path / "SUN397" / "z" / "zoo" / "sun_a.jpg").unlink()
@@ -422,6 +466,20 @@ def test_a_set_of_hugging_face_becomes_a_file_of_ours(tmp_path):
     assert (found.x.shape, shades(found)) == ((3, 3, 4, 4), [0, 10, 20])
     assert (found.y.tolist(), found.domain.tolist()) == ([1, 0, 1], [1, 0, 0])
     assert found.test.tolist() == [False, False, True]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_size_is_fetched_into_a_file_of_its_own(tmp_path, monkeypatch):
+    parts = sys.modules["datasets"].load_dataset("us/pets")
+    part = {"train": parts["train"], "validation": parts["train"], "test": parts["test"]}
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", lambda *path: part)
+    for columns in (parts["train"].columns, parts["test"].columns):
+        columns["dx"] = columns["label"]
+        parts["train"].features["dx"] = parts["train"].features["label"]
+    named.fetch("ham10000:@5", tmp_path)
+    assert named.is_here("ham10000:@5", tmp_path)
+    assert not named.is_here("ham10000", tmp_path)
+    assert load_dataset("ham10000:@5", str(tmp_path)).x.shape == (5, 3, 5, 5)
 
 
 @pytest.mark.usefixtures("hub")

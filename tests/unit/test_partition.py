@@ -333,7 +333,10 @@ def test_domains_are_asked_for_where_there_are_none(partition):
     [
         ({"partition": "dirichlett"}, r"unknown partition 'dirichlett'; .*did you mean 'dirichlet'"),
         ({"partition": "iid:3"}, "partition 'iid' takes no argument, got '3'"),
-        ({"split": "oficial"}, r"unknown split 'oficial'; `split` must be one of 'global', 'merged', 'official'"),
+        (
+            {"split": "oficial"},
+            r"unknown split 'oficial'; `split` must be one of 'global', 'merged', 'official', 'stratified'",
+        ),
         ({"clients": 0}, "the number of clients must be >= 1, got 0"),
         ({"seed": -1}, r"`partition-seed` must be in \[0, 4294967295\], got -1"),
         ({"seed": 2**32}, r"`partition-seed` must be in \[0, 4294967295\], got 4294967296"),
@@ -442,6 +445,33 @@ def test_the_global_split_trains_on_the_same_and_tests_on_everything():
     for share, other in zip(shares, official, strict=True):
         assert share.train.tolist() == other.train.tolist()
         assert share.test.tolist() == np.flatnonzero(data.test).tolist()
+
+
+HAM10000 = (327, 514, 1099, 115, 1113, 6705, 142)  # published sizes of its classes
+
+
+@pytest.mark.parametrize("test", [0, 20])  # the copy's own test part is no matter
+def test_the_stratified_split_draws_fedhpros_test_part_of_ham10000(test):
+    data = dataset(HAM10000, test=test)
+    (a,), (b,) = (
+        split_clients(data, partition="iid", clients=1, seed=seed, split="stratified", test_fraction=0.11013)
+        for seed in (0, 1)
+    )
+    assert (len(a.train), len(a.test)) == (8_912, 1_103)
+    assert sorted([*a.train.tolist(), *a.test.tolist()]) == list(range(10_015))
+    wanted = np.array(HAM10000) * 1_103 / 10_015
+    assert np.abs(class_counts(data.y[a.test], 7) - wanted).max() <= 1
+    assert set(a.test.tolist()) != set(b.test.tolist())
+
+
+def test_the_stratified_split_draws_from_each_domain_and_deals_as_the_official_one():
+    data = dataset([100, 60], domains=("a", "b"))
+    shares = split_clients(data, partition="domain:1@0.2,1", clients=2, seed=0, split="stratified", test_fraction=0.3)
+    domain, label = data.domain.numpy(), data.y.numpy()
+    assert sorted((len(share.train), len(share.test)) for share in shares) == [(11, 24), (56, 24)]
+    for share in shares:
+        assert len({*domain[share.train], *domain[share.test]}) == 1
+        assert table(label, [share.test]).tolist() == [[15, 9]]
 
 
 @pytest.mark.parametrize("split", ["official", "global"])

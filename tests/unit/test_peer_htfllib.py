@@ -76,12 +76,20 @@ def test_output_that_is_cut_short_is_told(peer):
         peer.read_peer("Traceback: no module", rounds=2)
 
 
-def test_our_rounds_are_read(peer):
-    def line(i):
-        return {"kind": "round", "seconds": {"since_start": 10.0 + i * i}, "accuracy": {"micro": i / 10}}
+def test_our_rounds_are_read_and_the_accuracy_that_it_measures_too(peer):
+    """HtFLlib tests FedProto by the nearest global prototype; by its head a model may be better or worse."""
 
-    text = "\n".join(json.dumps(entry) for entry in ({"kind": "evaluation"}, *map(line, (1, 2, 3))))
-    assert peer.read_ours(text, rounds=3) == {"rounds": [3.0, 5.0], "seconds": 4.0, "accuracy": 0.3}
+    def line(i):
+        return {"kind": "round", "seconds": {"since_start": 10.0 + i * i}, "accuracy": {"micro": 0.1}}
+
+    def evaluation(*clients):
+        names = ("correct", "total", "correct_prototype")
+        return {"kind": "evaluation", "clients": [dict(zip(names, one, strict=True)) for one in clients]}
+
+    entries = (evaluation((1, 9, 0)), *map(line, (1, 2, 3)), evaluation((3, 10, 5), (6, 10, 9)))
+    text = "\n".join(map(json.dumps, entries))
+    wanted = {"rounds": [3.0, 5.0], "seconds": 4.0, "accuracy": 0.7, "accuracy by its head": 0.45}
+    assert peer.read_ours(text, rounds=3) == wanted
     with pytest.raises(ValueError, match=r"expected 4 rounds in metrics\.jsonl, got 3"):
         peer.read_ours(text, rounds=4)
 
@@ -93,15 +101,22 @@ def test_a_run_of_ours_ends_in_figures(peer):
     assert 0 <= found["accuracy"] <= 1
 
 
-def test_the_launcher_runs_what_the_checkout_has(peer, tmp_path):
-    """A stand-in with the interface that the launcher counts on, printing as HtFLlib does."""
+def test_the_launcher_runs_what_the_checkout_has(peer, tmp_path, monkeypatch):
+    """A stand-in with the interface that the launcher counts on, printing as HtFLlib does.
+
+    It keeps whole models in files, which PyTorch from 2.6 on does not read unless told to, and may use all cores.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     servers = tmp_path / "system" / "flcore" / "servers"
     servers.mkdir(parents=True)
     (servers / "serverproto.py").write_text(
-        "import numpy as np\n"
+        "import os, numpy as np, torch\n"
         "class FedProto:\n"
         "    def __init__(self, args, times): self.args = args\n"
         "    def train(self):\n"
+        "        assert 'OMP_NUM_THREADS' not in os.environ\n"
+        "        torch.save(torch.nn.Linear(2, 2), 'model.pt')\n"
+        "        assert torch.load('model.pt').in_features == 2\n"
         "        for i in range(self.args.global_rounds + 1):\n"
         "            file = np.load(f'../dataset/{self.args.dataset}/train/0.npz', allow_pickle=True)\n"
         "            print('Averaged Test Accurancy: {:.4f}'.format(len(file['data'].tolist()['y']) / 100))\n"

@@ -110,6 +110,29 @@ def test_order_is_a_function_of_the_generator():
     assert not torch.equal(first, other)
 
 
+@pytest.mark.parametrize(
+    ("samples", "size", "used"), [(8, 4, 8), (9, 4, 8), (11, 4, 8), (3, 4, 3), (1, 4, 1), (0, 4, 0)]
+)
+def test_fixed_batches_are_whole_and_in_the_order_of_the_data(samples, size, used):
+    """As in FedSAF's authors' code; but a client with less than a batch is not left out."""
+    drawn = list(batches(samples, size, generator(), "fixed"))
+    assert {len(batch) for batch in drawn} <= {min(samples, size)}
+    assert [i for batch in drawn for i in batch.tolist()] == list(range(used))
+
+
+def test_what_fixed_batches_leave_out_is_neither_trained_on_nor_counted():
+    data, model = client(10), linear_model()
+    used = dataclasses.replace(data, train_x=data.train_x[:8], train_y=data.train_y[:8])
+    settings = {"batch_size": 4, "batches": "fixed", "proto_source": "last-epoch", "epochs": 2}
+    (a, losses, running), (b, wanted, whole) = (
+        trained(linear_model(), data=part, seed=seed, **settings) for seed, part in enumerate((data, used))
+    )
+    assert same(a, b)
+    assert not same(a, model)
+    assert losses == wanted
+    assert running.sums.count.sum() == whole.sums.count.sum() == 8
+
+
 # Optimisers
 
 
