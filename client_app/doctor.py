@@ -84,6 +84,7 @@ def examine(config: NodeConfig, feature_dim: int = 128) -> Iterator[Finding]:
         yield superlink
     yield _clock(answer) if answer else _skipped("clock", "the SuperLink cannot be asked")
     yield _key(config, reached=answer is not None)
+    yield _sends(config)
     gpu = _gpu(config)
     yield gpu
     if gpu.state == "failed":
@@ -362,6 +363,20 @@ def _asked_for_activation(config: NodeConfig, key: Any) -> Literal["enrolled", "
             f"{' '.join(answer.text.split())!r:.100}"
         ) from err
     raise RuntimeError("the SuperLink took a heartbeat that no node can have")
+
+
+# What strategies ask for besides class means, as their settings are by default.
+_ASKED = {"fedavg": ("head", "base"), "fedhpro": ("gradients", "head", "base"), "isoproto": ("gradients",)}
+
+
+def _sends(config: NodeConfig) -> Finding:
+    """Say what may leave the device, and whose runs will ask for more."""
+    allowed = sorted(set(config.sends))
+    *some, last = ["class means", "counts", *allowed]
+    text = f"{', '.join(some)} and {last}{'' if allowed else ' alone'}"
+    if lacking := [name for name, words in _ASKED.items() if not set(words) <= set(allowed)]:
+        text += f"; runs of {', '.join(lacking)} ask for more and leave this node out"
+    return Finding("sends", "ok", text, details={"may_send": allowed, "left_out_by": lacking})
 
 
 def _gpu(config: NodeConfig) -> Finding:

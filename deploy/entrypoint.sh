@@ -23,7 +23,8 @@ END
 [ "${1:-}" = flower-supernode ] || exec "$@"
 
 stopped=
-"$@" &
+shift
+python -P -m isoproto.supernode "$@" & # flower-supernode, but for threads that outlive its connection
 trap 'stopped=yes; kill -TERM $!' INT TERM
 while :; do
     status=0

@@ -146,9 +146,12 @@ def _show(status: "RunStatus", trouble: str) -> None:
             {True: "yes", False: "no", None: "-"}[one.online],
             "-" if one.last_round is None else str(one.last_round),
             "-" if one.accuracy is None else f"{one.accuracy:.3f}",
-            escape(f"{one.failures}, {one.last_failure}" if one.failures else "0"),
+            str(one.failures),
         )
     console.print(table)
+    for one in status.clients:
+        if one.failures:
+            console.print(escape(f"{one.client}: {one.last_failure}"), soft_wrap=True)
     if status.strangers:
         console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
     if trouble:

@@ -15,10 +15,11 @@ from isoproto.config import Scalar, number, one_of, read_fields, refuse
 from isoproto.connection import check_address
 from isoproto.data import class_names
 from isoproto.errors import ConfigError
-from isoproto.flower_engine import tool
 from isoproto.own_code import absolute, is_own
 from isoproto.run_folder import to_toml
 
+# Without the working directory among the places where packages are looked for.
+SUPERNODE = (sys.executable, "-P", "-m", "isoproto.supernode")
 MAY_SEND = ("gradients", "head", "base")
 _MIB = 2**20
 _TASK_POLL_S = "0.2"  # how often a SuperNode looks for a message to work on; Flower's own value is 1 s
@@ -205,7 +206,7 @@ class NodeConfig:
 
     def command(self) -> list[str]:
         """Return the command line of the SuperNode, with its node configuration as a file in the state folder."""
-        words = [tool("flower-supernode"), "--superlink", self.superlink, "--node-config", str(self.node_file)]
+        words = [*SUPERNODE, "--superlink", self.superlink, "--node-config", str(self.node_file)]
         words += ["--port", str(self.runtime_port)]
         if self.health_port:
             words += ["--health-server-address", f"127.0.0.1:{self.health_port}"]

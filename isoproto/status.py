@@ -148,6 +148,7 @@ def _hosts(folder: Path) -> dict[str, str]:
 
 def _clients(run: Run, nodes: Sequence[Mapping[str, Any]], hosts: Mapping[str, str]) -> list[ClientStatus]:
     found = {share.client: ClientStatus(share.client, share.model) for share in run.clients}
+    names = {f"node {number}": client for client, number in hosts.items()}  # of a node that was refused before
     for line in run.metrics:
         if line["kind"] == "client":
             one = found.setdefault(line["client"], ClientStatus(line["client"]))
@@ -158,7 +159,8 @@ def _clients(run: Run, nodes: Sequence[Mapping[str, Any]], hosts: Mapping[str, s
                 one.model, one.last_round = entry["model"], line["round"]
                 one.accuracy = entry["correct"] / entry["total"] if entry["total"] else None
         elif line["kind"] == "failure":
-            one = found.setdefault(line["client"], ClientStatus(line["client"]))
+            client = str(names.get(line["client"], line["client"]))
+            one = found.setdefault(client, ClientStatus(client))
             one.failures += 1
             one.last_failure = f"round {line['round']}: {line['reason']}"
     numbers = {str(node["node-id"]): node for node in nodes}

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,6 +41,9 @@ _Asked = tuple[int, str]
 # Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
 _NAMES = 9  # of refused nodes in one line
+_ASK_AGAIN_S = 60.0  # after this a refused node is asked anew, and then after ever longer ones
+_now = time.monotonic
+_EXCEPTION = re.compile(r"^<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>$")  # how a SuperNode words one
 _UNASKED = "ignored a reply of node %d that nobody waits for"
 # What `auto` stands for where the method does not say: the flagship's choice (docs/adr/0006-flagship.md), and for
 # lambda and gamma what was found under the product's optimiser (docs/adr/0003-weights.md).
@@ -114,6 +118,7 @@ class PrototypeStrategy(Strategy):
         self._round = state.server_round if state else 0  # the one under way
         self._hosts: dict[str, int] = {}  # client -> node id
         self._refused: dict[tuple[int, str], str] = {}  # node id and one of its clients, or empty: all -> reason
+        self._again: dict[int, tuple[float, float]] = {}  # refused node -> when it is asked anew, and the pause then
         self._asked: dict[_Asked, list[wire.Expected]] = {}
         self._wanted = 0  # good replies that close the training round under way; 0: all
         self._bytes_down = 0
@@ -224,9 +229,12 @@ class PrototypeStrategy(Strategy):
     def _query(self, grid: Grid, timeout: float) -> set[int]:
         """Return the nodes that are there; new ones are asked who they are, and refused if they cannot be used."""
         present = set(grid.get_node_ids())
-        # Its owner may have mended what was wrong with a node that was away.
-        self._refused = {key: reason for key, reason in self._refused.items() if key[0] in present}
-        waiting = present - set(self._hosts.values()) - {node for node, _ in self._refused}
+        # Its owner may have mended what was wrong with a node that was away, or away between two looks.
+        hosts = set(self._hosts.values())
+        self._again = {node: times for node, times in self._again.items() if node in present - hosts}
+        due = {node for node, (when, _) in self._again.items() if when <= _now()}
+        self._refused = {key: reason for key, reason in self._refused.items() if key[0] in present - due}
+        waiting = present - hosts - {node for node, _ in self._refused}
         if not waiting:
             return present
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
@@ -239,6 +247,8 @@ class PrototypeStrategy(Strategy):
                 _log.warning(_UNASKED, node)
                 continue
             waiting.remove(node)
+            _, pause = self._again.get(node, (0.0, _ASK_AGAIN_S))
+            self._again[node] = (_now() + pause, 2 * pause)
             try:
                 infos, failed = wire.read_client_infos(_content(reply), self.config.clients)
                 for client, reason in failed.items():
@@ -395,7 +405,8 @@ class PrototypeStrategy(Strategy):
         if empty:
             reasons = collections.Counter(failures.values())
             reasons["the client has no training samples"] = len(good) - len(useful)
-            told = _told(reasons) or "nobody was asked"
+            few = f"{len(good)} of {self.config.min_replies} good replies (`min-replies`)"
+            told = _told(reasons) or (few if good else "nobody was asked")
             _log.warning("round %d is empty and changes nothing: %s", self._round, told)
             if self.state.empty_rounds >= self.config.max_empty_rounds:
                 raise FederationError(
@@ -748,7 +759,8 @@ def _content(message: Message) -> RecordDict:
     if message.has_error():
         if message.error.code == ErrorCode.NODE_UNAVAILABLE:
             raise WireError("its node went away: the SuperLink does not hear from it any more")
-        raise WireError(f"the client failed: {_one_line(message.error.reason)} (code {message.error.code})")
+        reason = _EXCEPTION.sub(r"\1: \2", _one_line(message.error.reason))
+        raise WireError(f"the client failed: {reason} (code {message.error.code})")
     return message.content
 
 

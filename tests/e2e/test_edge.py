@@ -25,7 +25,19 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
         assert "the SuperLink does not know this key" in refused
         there.ours("keys", "enrol")
         told = json.loads(there.ours("doctor", "--json", "--config", str(configs["node-2"])))
-        checks = ("packages", "ports", "name", "link", "superlink", "clock", "key", "device", "data", "training")
+        checks = (
+            "packages",
+            "ports",
+            "name",
+            "link",
+            "superlink",
+            "clock",
+            "key",
+            "sends",
+            "device",
+            "data",
+            "training",
+        )
         expected = dict.fromkeys((*checks, "memory", "disk"), "ok") | {"user": "ok" if os.geteuid() else "warning"}
         assert {one["check"]: one["state"] for one in told["findings"]} == expected
 

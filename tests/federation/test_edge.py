@@ -245,6 +245,30 @@ def test_a_refused_device_is_asked_again_when_it_comes_back(federation):
     assert [clients(run, r) for r in range(1, 5)] == [["0", "1", "2"]] * 2 + [["0", "1", "2", "3"]] * 2
 
 
+def test_a_refused_device_that_was_not_away_at_a_rounds_start_is_asked_again_after_a_while(federation, monkeypatch):
+    """Mended and started again within a round: nobody saw it leave."""
+    monkeypatch.setattr("strategies.base._ASK_AGAIN_S", 0.0)
+
+    def away(client: int, newest: int) -> bool:
+        if newest == 2:
+            grid.context(3).node_config.pop("device", None)
+        return False
+
+    grid = federation.grid(node_configs={3: {"device": "tpu"}}, away=away)
+    run = federation.run(grid, {"rounds": 4, "min-nodes": 3})
+    assert list(run.failures()) == [(0, "node 10003"), (1, "node 10003"), (2, "node 10003")]
+    assert [clients(run, r) for r in range(1, 5)] == [["0", "1", "2"]] * 2 + [["0", "1", "2", "3"]] * 2
+
+
+def test_a_refused_device_is_asked_ever_less_often(federation, monkeypatch):
+    clock = iter(range(0, 10**6, 10))  # each look at it is 10 s later
+    monkeypatch.setattr("strategies.base._now", lambda: next(clock))
+    monkeypatch.setattr("strategies.base._ASK_AGAIN_S", 15.0)
+    grid = federation.grid(node_configs={3: {"device": "tpu"}})
+    run = federation.run(grid, {"rounds": 12, "min-nodes": 3})
+    assert list(run.failures()) == [(round_, "node 10003") for round_ in (0, 2, 5, 11)]
+
+
 def test_threads_are_the_nodes_own(federation, monkeypatch):
     asked = []
     monkeypatch.setattr(client_app.app.torch, "set_num_threads", asked.append)

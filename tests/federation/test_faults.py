@@ -8,10 +8,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from isoproto.errors import ConfigError, FederationError, StateError
+from isoproto.errors import ConfigError, FederationError, StateError, WireError
+from isoproto.in_process import task_identity
+from strategies.base import _content
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -291,6 +293,11 @@ def test_a_node_that_comes_back_under_another_id_goes_on(federation, plain):
     assert run.steady() == plain.steady()
 
 
+def test_a_round_with_too_few_nodes_says_how_many_replies_it_had(federation):
+    run = federation.run(federation.grid(away=lambda client, newest: client > 0 and newest == 1), {"min-replies": 2})
+    assert "round 2 is empty and changes nothing: 1 of 2 good replies (`min-replies`)\n" in run.log
+
+
 def test_all_nodes_gone_are_empty_rounds(federation):
     with pytest.raises(FederationError, match=r"3 rounds in a row .*; the last one: nobody was asked"):
         federation.run(federation.grid(away=lambda client, newest: newest >= 1), {"rounds": 9})
@@ -398,6 +405,22 @@ foreign = ClientApp()
 @foreign.query()
 def _(message, context):
     return Message(RecordDict({"metrics": MetricRecord({"accuracy": 0.9})}), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("<class 'isoproto.errors.ConfigError'>:<'client a: 'x' is wrong'>", "ConfigError: client a: 'x' is wrong"),
+        ("<class 'KeyError'>:<''a''>", "KeyError: 'a'"),
+        ("out of memory", "out of memory"),
+    ],
+)
+def test_the_words_of_a_client_come_without_flowers_wrapping(told, words):
+    """A SuperNode reports an exception as its class and its text in angle brackets."""
+    with task_identity():
+        reply = Message(Error(code=2, reason=told), reply_to=Message(RecordDict(), 1, "query"))
+    with pytest.raises(WireError, match=rf"^the client failed: {re.escape(words)} \(code 2\)$"):
+        _content(reply)
 
 
 def test_a_foreign_client_app_is_refused(federation):

@@ -17,9 +17,26 @@ from pathlib import Path
 import pytest
 
 import client_app.doctor
-from client_app.doctor import _clock, _data, _key, _link, _name, _packages, _ports, _superlink, _user, examine
+from client_app.app import _check_may_send
+from client_app.doctor import (
+    _ASKED,
+    _clock,
+    _data,
+    _key,
+    _link,
+    _name,
+    _packages,
+    _ports,
+    _sends,
+    _superlink,
+    _user,
+    examine,
+)
+from isoproto.config import RunConfig
+from isoproto.errors import ConfigError
 from isoproto.keys import make_keys, make_node_key
-from isoproto.node import NodeConfig
+from isoproto.node import MAY_SEND, NodeConfig
+from strategies import STRATEGIES
 
 
 @contextmanager
@@ -217,3 +234,34 @@ def test_data_that_cannot_be_read_are_a_finding(tmp_path, monkeypatch):
             found.text
             == f"data '{data}': cannot read {where}: Permission denied; give this user the right to read it, or mend it"
         )
+
+
+SENDS = {
+    "": "class means and counts alone; runs of fedavg, fedhpro, isoproto ask for more and leave this node out",
+    "gradients": "class means, counts and gradients; runs of fedavg, fedhpro ask for more and leave this node out",
+    "head,base": "class means, counts, base and head; runs of fedhpro, isoproto ask for more and leave this node out",
+    "base,gradients,head": "class means, counts, base, gradients and head",
+}
+
+
+@pytest.mark.parametrize("allowed", SENDS)
+def test_what_a_node_lets_go_is_said_with_the_strategies_that_need_more(allowed):
+    values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "digits4", "may-send": allowed}
+    found = _sends(NodeConfig.from_mapping(values, Path()))
+    assert (found.state, found.text) == ("ok", SENDS[allowed])
+
+
+def test_what_the_doctor_thinks_that_strategies_ask_for_is_what_they_ask_for():
+    asked = {}
+    for name, strategy in STRATEGIES.items():
+        config = strategy.resolve(RunConfig(strategy=name))
+        asked[name] = {word for word in MAY_SEND if _lacks(config, set(MAY_SEND) - {word})}
+    assert asked == {name: set(_ASKED.get(name, ())) for name in STRATEGIES}
+
+
+def _lacks(config: RunConfig, allowed: set[str]) -> bool:
+    try:
+        _check_may_send(config, {"may-send": ",".join(allowed)}, "ward")
+    except ConfigError:
+        return True
+    return False

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from isoproto.cli import app
 from isoproto.data import ImageDataset, load_dataset, with_classes
 from isoproto.errors import ConfigError, DataError, FederationError, StateError
-from isoproto.node import NodeConfig
+from isoproto.node import SUPERNODE, NodeConfig
 from isoproto.own_code import own_callable
 from isoproto.status import newest_run, run_status
 from models import ModelSpec, TextSpec, create_model
@@ -280,7 +280,7 @@ def test_flower_accepts_the_command_and_reads_the_same_configuration(folder):
     from isoproto.run_folder import to_toml
 
     config = NodeConfig.from_mapping({**GOOD, "name": 'it\'s "odd"', "state-dir": "s", "health-port": 9100}, folder)
-    arguments = _parse_args_run_supernode().parse_args(config.command()[1:])
+    arguments = _parse_args_run_supernode().parse_args(config.command()[len(SUPERNODE) :])
     assert (arguments.superlink, arguments.port, arguments.insecure) == ("link:8000", 9094, False)
     assert arguments.health_server_address == "127.0.0.1:9100"
     Path(arguments.node_config).parent.mkdir()
@@ -614,9 +614,20 @@ def test_watching_ends_when_nothing_is_written_any_more(tmp_path):
     assert "isoproto resume" in shown.output
 
 
+def test_a_refused_node_that_came_back_is_its_client(tmp_path):
+    folder = run_folder(tmp_path)
+    (folder / "nodes.json").write_text('{"a": "5", "b": "6", "late": "77"}')
+    found = {one.client: one for one in run_status(folder).clients}
+    assert list(found) == ["a", "b", "late"]
+    assert (found["late"].last_round, found["late"].failures) == (2, 1)
+    assert found["late"].last_failure == "round 2: other classes"
+
+
 def test_the_command_shows_it(tmp_path):
     run_folder(tmp_path)
     shown = CliRunner().invoke(app, ["status", "--output-dir", str(tmp_path)])
+    assert "b: round 2: its node went away\n" in shown.output  # a whole line, however narrow the table is
+    assert "node 77: round 2: other classes\n" in shown.output
     assert shown.exit_code == 0, shown.output
     assert "running, round 0 of 9" in shown.output
     told = CliRunner().invoke(app, ["status", "--json", "--output-dir", str(tmp_path)])
@@ -631,3 +642,31 @@ def test_own_data_arrays_may_be_numpy_of_any_integer(tmp_path):
         "'train_y': np.array([0, 0, 1, 1], np.uint8), 'classes': np.array(['a', 'b'])}\n"
     )
     assert load_dataset("module:more.py:data", str(tmp_path)).y.dtype == torch.int64
+
+
+_LINGERS = """
+import sys, threading, time
+import isoproto.supernode as supernode
+def given_up():
+    threading.Thread(target=time.sleep, args=(60,)).start()  # as Flower's local server does
+    {ending}
+supernode.flower_supernode = given_up
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "told"), [("return", 1, ""), ("raise OSError('cut off')", 1, "OSError: cut off")]
+)
+def test_a_supernode_that_gave_up_ends_whatever_its_threads_do(ending, status, told):
+    """Else nobody starts it again."""
+    command = [sys.executable, "-c", _LINGERS.format(ending=ending)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == status
+    assert told in done.stderr
+
+
+def test_a_supernode_that_was_told_to_end_says_so(tmp_path):
+    done = subprocess.run([*SUPERNODE, "--no-such"], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "unrecognized arguments: --no-such" in done.stderr
