@@ -25,7 +25,7 @@ from isoproto.losses.hyper import Anchors
 from models import ModelSpec
 
 BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05
-STEPS = {"cnn": 10, "cnn4": 5, "resnet18": 3}  # of an epoch: short turns, but more than a timer's noise
+STEPS = {"cnn": 10, "cnn4": 5, "resnet18": 2}  # of an epoch: short turns, but more than a timer's noise
 SETTINGS = plain_settings(BATCH, 0.01)
 
 

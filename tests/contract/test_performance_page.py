@@ -242,7 +242,7 @@ def test_accuracy_with_fewer_bytes_is_beside_the_same_seed(table, tmp_path):
 
 def test_what_a_missed_target_would_take_is_told_only_then(table, tmp_path):
     found, _ = SAMPLES["alignment_step"]
-    told = "What it would take: not to send the instance level"
+    told = "What it would take: a compiled kernel"
     path = tmp_path / "alignment_step.json"
     path.write_text(json.dumps({**found, **MADE}))
     assert told in section(table.page(tmp_path), table, "alignment_step")
