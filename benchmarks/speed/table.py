@@ -296,7 +296,7 @@ def scale(found: dict[str, Any]) -> list[str]:
             rounds,
         ),
         "",
-        "Disk and memory in MiB (all processes, shared pages counted in each):",
+        "Disk and memory in MiB (all processes, shared pages counted in each; quarters of the rounds):",
         "",
         *grid(
             ["size", "a model", "all models", "run folder", "report", "peak", "2nd quarter", "last quarter", "growth"],
@@ -549,7 +549,7 @@ be imported at the start.""",
         "Many clients",
         """\
 Large models: ResNet-18, 20 rounds at 20 %, pictures and data so small that a round is seconds. Small clients: `mlp` and
-`tiny_cnn`, 18 pictures 16x16 to train and 6 to test, 15 rounds. Under Flower and Ray; all clients are evaluated
+`tiny_cnn`, 18 pictures 16x16 to train and 6 to test, 60 rounds. Under Flower and Ray; all clients are evaluated
 before round 1 and after the last. Not part of `make bench`, but of `make bench-scale`.""",
         scale,
     ),
