@@ -285,7 +285,7 @@ class PrototypeStrategy(Strategy):
             raise WireError(f"client {info.client}: it would share weights, and in this run nobody shares any")
         if self._spec and info.shared != self._spec:
             raise WireError(_other_weights(info))
-        if self.classes and bool(info.worker) != bool(self.workers):
+        if self.classes and bool(info.worker) != self.simulated:
             raise WireError(_other_kind(info))
         if self._hosts.get(info.client) in present:
             raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
@@ -333,7 +333,7 @@ class PrototypeStrategy(Strategy):
             # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
             everybody = {*self.clients, *map(str, range(self.partitions))}
             self.late = late_clients(sorted(everybody), self.config.join_late, seed=self.config.seed)
-        if self.workers and self.config.over_sample:
+        if self.simulated and self.config.over_sample:
             raise ConfigError(
                 "`over-sample` leaves the slowest nodes behind, and a simulation goes on with their work while the "
                 "next round waits for it; set over-sample = 0 there"
@@ -355,6 +355,11 @@ class PrototypeStrategy(Strategy):
     def clients_in_order(self) -> list[wire.ClientInfo]:
         """Return what is known of every client, sorted by name."""
         return [self.clients[name] for name in sorted(self.clients, key=client_order)]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether other processes simulate the clients, all of which are of one kind."""
+        return any(info.worker for info in itertools.islice(self.clients.values(), 1))
 
     @property
     def workers(self) -> int:
@@ -555,7 +560,7 @@ class PrototypeStrategy(Strategy):
         self._bytes_down = wire.serialised_bytes(content)
         groups = [[client] for client in nodes]
         hosts = list(nodes.values())
-        if self.workers:
+        if self.simulated:
             groups = share_out(nodes, self._cost, self.workers)
             # Flower's simulation looks at the nodes in the order of their partitions, whenever messages were sent.
             in_order = dict.fromkeys(self._hosts[client] for client in sorted(self._hosts, key=client_order))
@@ -583,7 +588,7 @@ class PrototypeStrategy(Strategy):
         }
         return [
             Message(
-                wire.address(content, group) if self.workers else content,
+                wire.address(content, group) if self.simulated else content,
                 node,
                 kind,
                 ttl=self.config.round_timeout,
@@ -631,7 +636,7 @@ class PrototypeStrategy(Strategy):
                 continue
             answered += not message.has_error()
             try:
-                contents = _parts(message, asked) if self.workers else [_content(message)]
+                contents = _parts(message, asked) if self.simulated else [_content(message)]
             except WireError as err:
                 failures |= {expected.client: str(err) for expected in asked}
                 continue
@@ -641,7 +646,7 @@ class PrototypeStrategy(Strategy):
                     good[expected.client] = (expected.client, read(content, expected), wire.serialised_bytes(content))
                 except WireError as err:
                     failures[expected.client] = str(err)
-                    if isinstance(err, MoreSamples) and not self.workers:
+                    if isinstance(err, MoreSamples) and not self.simulated:
                         self._hosts.pop(expected.client, None)  # a device's data may grow: it is asked anew
         if 0 < enough <= answered:
             waiting.clear()

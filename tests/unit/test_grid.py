@@ -96,3 +96,38 @@ def test_what_the_window_kept_back_when_the_time_is_over_is_not_sent():
     prompt = PromptGrid(grid)
     prompt.window = 1
     assert len(prompt.send_and_receive([Message(RecordDict(), 10_000, "train")] * 5, timeout=0)) == 1
+
+
+class Slow(Worker):
+    """A grid whose replies are there after some seconds of a clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        super().__init__(RAISED)
+        self.now, self.pushed, self.takes = 0.0, 0.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def push_messages(self, messages):
+        self.pushed = self.now
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        return super().pull_messages(message_ids) if self.now >= self.pushed + self.takes else []
+
+
+@pytest.mark.usefixtures("federation")
+def test_one_slow_round_does_not_slow_those_behind_it(monkeypatch):
+    slow = Slow()
+    monkeypatch.setattr("strategies.grid.time", slow)
+    grid, took = PromptGrid(slow), []
+    for slow.takes in [1.6] + [0.1] * 6:
+        began = slow.now
+        grid.send_and_receive([Message(RecordDict(), node, "train") for node in slow.get_node_ids()])
+        took.append(slow.now - began)
+    assert took[0] < 1.8
+    assert sum(took[1:]) < 6 * 0.1 + 2.3
+    assert took[-1] < 0.15
