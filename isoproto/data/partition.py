@@ -1,5 +1,6 @@
 """Which client gets which samples of a data set, to train on and to be tested on."""
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,6 +42,8 @@ logger = logging.getLogger("isoproto")
 
 _MAX_SEED = 2**32 - 1
 _DEFAULT = PartitionOptions()
+# Deals some of the samples out, one part for each client.
+Deal = Callable[[Indices], list[Indices]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +115,8 @@ def split_clients(
     rng = np.random.RandomState(seed)
     kept = thin(_kind(dataset), options.max_samples, rng)
     less = _only(dataset, kept)
-    shares = lookup(SPLITS, "split", split)(less, partitioner, clients, rng, options, test_fraction)
+    deal = functools.partial(_dealt, less, partitioner, clients, rng, options)
+    shares = lookup(SPLITS, "split", split)(less, deal, rng, test_fraction)
     _report_unheld(less, shares)
     return [ClientSplit(train=kept[share.train], test=kept[share.test]) for share in shares]
 
@@ -137,16 +141,9 @@ def _only(dataset: Dataset, kept: Indices) -> Dataset:
     return replace(dataset, x=dataset.x[index], y=dataset.y[index], test=dataset.test[index], domain=domain)
 
 
-def _merged(
-    dataset: Dataset,
-    partitioner: Partitioner,
-    clients: int,
-    rng: np.random.RandomState,
-    options: PartitionOptions,
-    test_fraction: float,
-) -> list[ClientSplit]:
+def _merged(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
     """FedSAF's protocol; the calls to ``rng`` are those of HtFLlib's split, one permutation per client."""
-    parts = _dealt(dataset, np.arange(len(dataset.y)), partitioner, clients, rng, options)
+    parts = deal(np.arange(len(dataset.y)))
     shares = []
     for part in parts:
         shuffled = part[rng.permutation(len(part))]
@@ -156,46 +153,25 @@ def _merged(
     return shares
 
 
-def _official(
-    dataset: Dataset,
-    partitioner: Partitioner,
-    clients: int,
-    rng: np.random.RandomState,
-    options: PartitionOptions,
-    test_fraction: float,
-) -> list[ClientSplit]:
+def _official(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
     """Train parts from the official train part, test parts from the official test part."""
     train, test = _official_parts(dataset, "official")
-    parts = _dealt(dataset, train, partitioner, clients, rng, options)
+    parts = deal(train)
     tests = _deal_in_proportion(_group(dataset), len(dataset.classes), parts, rng.permutation(test), rng)
     return [ClientSplit(train=a, test=b) for a, b in zip(parts, tests, strict=True)]
 
 
-def _global(
-    dataset: Dataset,
-    partitioner: Partitioner,
-    clients: int,
-    rng: np.random.RandomState,
-    options: PartitionOptions,
-    test_fraction: float,
-) -> list[ClientSplit]:
+def _global(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
     """The same train parts, and one test part for all: FedHPro's Table A9 may be read so."""
     train, test = _official_parts(dataset, "global")
-    return [ClientSplit(train=part, test=test) for part in _dealt(dataset, train, partitioner, clients, rng, options)]
+    return [ClientSplit(train=part, test=test) for part in deal(train)]
 
 
-def _stratified(
-    dataset: Dataset,
-    partitioner: Partitioner,
-    clients: int,
-    rng: np.random.RandomState,
-    options: PartitionOptions,
-    test_fraction: float,
-) -> list[ClientSplit]:
+def _stratified(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
     """As ``_official``, after a test part is drawn by class and domain: FedHPro's HAM10000 has no official one."""
     test = torch.zeros(len(dataset.y), dtype=torch.bool)
     test[torch.from_numpy(thin(_group(dataset), max(1, round(test_fraction * len(test))), rng))] = True
-    return _official(replace(dataset, test=test), partitioner, clients, rng, options, test_fraction)
+    return _official(replace(dataset, test=test), deal, rng, test_fraction)
 
 
 def _official_parts(dataset: Dataset, split: str) -> tuple[Indices, Indices]:
@@ -211,11 +187,11 @@ def _official_parts(dataset: Dataset, split: str) -> tuple[Indices, Indices]:
 
 def _dealt(
     dataset: Dataset,
-    samples: Indices,
     partitioner: Partitioner,
     clients: int,
     rng: np.random.RandomState,
     options: PartitionOptions,
+    samples: Indices,
 ) -> list[Indices]:
     """Deal some of the samples out, after their classes have been made as rare as asked."""
     labels, domains = _numpy(dataset.y), _domains(dataset)
@@ -257,7 +233,7 @@ def _deal_in_proportion(
     return gather(order, owner, len(parts))
 
 
-Split = Callable[[Dataset, Partitioner, int, np.random.RandomState, PartitionOptions, float], list[ClientSplit]]
+Split = Callable[[Dataset, Deal, np.random.RandomState, float], list[ClientSplit]]
 
 SPLITS: dict[str, Split] = {
     "merged": _merged,
