@@ -19,7 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from client_app.cohort import TOGETHER, Member, Trained, pays, train_cohort
+from client_app.batched import TOGETHER, Member, Trained, pays, train_cohort
 from client_app.store import ClientStore
 from client_app.training import (
     Alignment,
@@ -32,7 +32,6 @@ from client_app.training import (
 )
 from client_app.view import Own, View, needs_own, wants_gradients
 from isoproto import paths, wire
-from isoproto.classifier_retrain import classifier_gradients
 from isoproto.config import RunConfig, Scalar
 from isoproto.data import (
     ClientData,
@@ -49,12 +48,13 @@ from isoproto.data import (
 )
 from isoproto.data.folders import data_folder, lies_in
 from isoproto.errors import ConfigError, DivergenceError, StateError, WireError
-from isoproto.feature_gradients import linear_gradients
 from isoproto.fingerprint import fingerprint, package_folder
+from isoproto.geometry.prototypes import Contribution
 from isoproto.losses import LOSSES
+from isoproto.matching.classifier_retrain import classifier_gradients
+from isoproto.matching.feature_gradients import linear_gradients
 from isoproto.own_code import is_own
 from isoproto.precision import wide
-from isoproto.prototypes import Contribution
 from isoproto.seeding import derive, torch_generator
 from models import FeatureModel, Head, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
@@ -261,7 +261,7 @@ def _simulation_worker() -> int:
 
 def _simulated() -> bool:
     """Whether this process simulates clients, so that the run config is the researcher's own and not a server's."""
-    here = sys.modules.get("isoproto.in_process")
+    here = sys.modules.get("isoproto.engines.in_process")
     return bool(_simulation_worker()) or (here is not None and here.answering())
 
 

@@ -24,9 +24,9 @@ import torch
 from client_app.app import Client, build_model, choose_device, local_settings
 from client_app.training import train
 from isoproto.data import class_counts
+from isoproto.deploy.node import NodeConfig
 from isoproto.errors import DataError, FederationError, IsoprotoError
 from isoproto.fingerprint import package_folder
-from isoproto.node import NodeConfig
 from isoproto.seeding import torch_generator
 from models import FeatureModel, TextSpec
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from isoproto.class_sums import ClassSums
 from isoproto.data import ClientData, to_float
 from isoproto.data.augment import AUGMENTATIONS
+from isoproto.geometry.class_sums import ClassSums
 from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
-from isoproto.losses.hyper import Anchors
+from isoproto.losses.anchors import Anchors
 from isoproto.precision import full_precision, wide
 from isoproto.seeding import derive
 from models import FeatureModel

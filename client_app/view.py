@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from isoproto.config import RunConfig
-from isoproto.feature_gradients import prototype_head
-from isoproto.frames import (
+from isoproto.geometry.frames import (
     Similarity,
     average_dissimilarities,
     average_relations,
@@ -18,10 +17,11 @@ from isoproto.frames import (
     shrink_dissimilarities,
     similarity_map,
 )
-from isoproto.hyperproto import summaries
-from isoproto.losses.hyper import Anchors, client_margin
-from isoproto.prototypes import Contribution
-from isoproto.starts import hyper_start
+from isoproto.geometry.prototypes import Contribution
+from isoproto.losses.anchors import Anchors, client_margin
+from isoproto.matching.feature_gradients import prototype_head
+from isoproto.matching.hyperproto import summaries
+from isoproto.matching.starts import hyper_start
 from isoproto.wire import Broadcast
 
 Rows = tuple[Tensor, Tensor]

@@ -24,7 +24,7 @@ END
 
 stopped=
 shift
-python -P -m isoproto.supernode "$@" & # flower-supernode, but for threads that outlive its connection
+python -P -m isoproto.deploy.supernode "$@" & # flower-supernode, but for threads that outlive its connection
 trap 'stopped=yes; kill -TERM $!' INT TERM
 while :; do
     status=0

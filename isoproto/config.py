@@ -138,7 +138,7 @@ class RunConfig:
         amp: Precision of a model's forward and backward pass in local training: ``bf16`` is PyTorch's autocast to
             bfloat16; weights, losses, statistics and evaluation stay in float32.
         cohort: Whether clients of an architecture for which it pays are trained as one program (``on``; models,
-            batches and pictures in ``client_app.cohort``, with linear heads and without augmentation or ``amp``), or
+            batches and pictures in ``client_app.batched``, with linear heads and without augmentation or ``amp``), or
             all one by one (``off``). Rounding differs, nothing else.
         evaluate_every: Rounds between evaluations of all clients; 0: only before the first round and after
             the last.
@@ -175,7 +175,7 @@ class RunConfig:
         hyper__margin: Margin of HPCL: ``none``; the paper's, with its ``literal`` divisor or a true mean over the
             pairs ``present``; the published code's ``additive``; ``auto`` as above.
         hyper__temperature: Temperature of HPCL, > 0.
-        hyper__form: Form of HPAL: see ``isoproto.losses.hyper.hpal``; ``auto`` as above.
+        hyper__form: Form of HPAL: see ``isoproto.losses.anchors.hpal``; ``auto`` as above.
         hyper__pcl: Weight of HPCL, dimensionless; ``auto`` as above.
         hyper__pal: Weight of HPAL, likewise.
         max_norm: Largest Euclidean norm of a prototype row that the server accepts.

@@ -18,20 +18,20 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from isoproto import paths
-from isoproto.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig, Scalar
 from isoproto.data import DATASETS, PARTITIONERS, class_names, load_dataset, partition_table
+from isoproto.engines.prompt_grid import PromptGrid
 from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
 from isoproto.losses import LOSSES
-from isoproto.metrics import summarise
 from isoproto.registry import lookup
 from isoproto.report import read_run, summary_table, write_report
-from isoproto.run_folder import FLOWER_RUN, RunFolder, show_log
+from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
+from isoproto.runs.metrics import summarise
+from isoproto.runs.run_folder import FLOWER_RUN, RunFolder, show_log
 from models import HEADS, architecture_for
 from server_app.scale import at_scale
 from strategies import STRATEGIES, PrototypeStrategy
-from strategies.grid import PromptGrid
 from strategies.state import ServerState
 
 _log = logging.getLogger("isoproto")

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.classifier_retrain import fit_meta_features, train_classifier
 from isoproto.config import RunConfig
 from isoproto.errors import FrameError
-from isoproto.feature_gradients import prototype_head
-from isoproto.frames import (
+from isoproto.geometry.frames import (
     Relations,
     align,
     average_dissimilarities,
@@ -31,11 +29,13 @@ from isoproto.frames import (
     shrink_dissimilarities,
     similarity_map,
 )
-from isoproto.hyperproto import anchor_cosines, initial_vectors, match_gradients, movement, summaries
+from isoproto.geometry.prototypes import Contribution, average_prototypes
 from isoproto.losses import LOSSES
-from isoproto.prototypes import Contribution, average_prototypes
+from isoproto.matching.classifier_retrain import fit_meta_features, train_classifier
+from isoproto.matching.feature_gradients import prototype_head
+from isoproto.matching.hyperproto import anchor_cosines, initial_vectors, match_gradients, movement, summaries
+from isoproto.matching.starts import hyper_start
 from isoproto.seeding import torch_generator
-from isoproto.starts import hyper_start
 from strategies.state import ServerState
 
 _log = logging.getLogger("isoproto")

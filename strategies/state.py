@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from isoproto.checkpoint import Checkpoint
+from isoproto.runs.checkpoint import Checkpoint
 
 
 class LastAccuracy(NamedTuple):

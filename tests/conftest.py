@@ -11,8 +11,8 @@ import pytest
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from isoproto.checkpoint import load_checkpoint
-from isoproto.in_process import task_identity
+from isoproto.engines.in_process import task_identity
+from isoproto.runs.checkpoint import load_checkpoint
 from tests.fakes import FaultyGrid, write_pictures
 
 if TYPE_CHECKING:

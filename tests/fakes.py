@@ -22,14 +22,14 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
-from isoproto.in_process import InProcessGrid
+from isoproto.engines.in_process import InProcessGrid
 
 Fault = Callable[["FaultyGrid", Message, Callable[[], Message]], Iterable[Message]]
 
 
 def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     """Return a function that types a command of isoproto and returns its exit status, output and error output."""
-    from isoproto import cli
+    from isoproto.cli import main as cli
 
     def typed(*words: str) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", ["isoproto", *words])

@@ -39,11 +39,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from client_app.cohort import Member, train_cohort  # noqa: E402
+from client_app.batched import Member, train_cohort  # noqa: E402
 from client_app.training import Alignment, Anchoring, LocalSettings, extract, train  # noqa: E402
 from isoproto.data import ClientData  # noqa: E402
 from isoproto.losses import LOSSES  # noqa: E402
-from isoproto.losses.hyper import Anchors  # noqa: E402
+from isoproto.losses.anchors import Anchors  # noqa: E402
 from models import FeatureModel, ModelSpec, create_model  # noqa: E402
 
 

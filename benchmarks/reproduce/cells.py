@@ -28,10 +28,10 @@ EARLIER: dict[str, Any] = {
 def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict[str, Any]:
     """Run one cell and return what a table needs of its summary, and the accuracy of each round."""
     from client_app.app import app as client_app
-    from isoproto.in_process import InProcessGrid, task_identity
-    from isoproto.metrics import accuracy_history
+    from isoproto.engines.in_process import InProcessGrid, task_identity
     from isoproto.report import read_run
-    from isoproto.run_folder import show_log
+    from isoproto.runs.metrics import accuracy_history
+    from isoproto.runs.run_folder import show_log
     from server_app.app import run_federation
 
     show_log(logging.WARNING)

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 import server_app.app
 from client_app.app import app as client_app
 from client_app.training import extract
-from isoproto.class_sums import ClassSums
 from isoproto.config import RunConfig
 from isoproto.data import load_dataset
-from isoproto.in_process import InProcessGrid, task_identity
-from isoproto.run_folder import show_log
+from isoproto.engines.in_process import InProcessGrid, task_identity
+from isoproto.geometry.class_sums import ClassSums
+from isoproto.runs.run_folder import show_log
 from models import ModelSpec, create_model
 from strategies import STRATEGIES
 from strategies.hyper import vectors

@@ -11,7 +11,7 @@ import torch
 from machine import median_seconds, require_idle, write_results
 
 from isoproto.config import RunConfig
-from isoproto.prototypes import Contribution, average_prototypes
+from isoproto.geometry.prototypes import Contribution, average_prototypes
 from strategies import STRATEGIES, hyper
 from strategies.state import ServerState
 

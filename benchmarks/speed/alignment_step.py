@@ -21,7 +21,7 @@ from client_app.app import build_model
 from client_app.training import Alignment, Anchoring, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
-from isoproto.losses.hyper import Anchors
+from isoproto.losses.anchors import Anchors
 from models import ModelSpec
 
 BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05

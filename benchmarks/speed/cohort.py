@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
-from client_app.cohort import Member, train_cohort
+from client_app.batched import Member, train_cohort
 from client_app.training import Alignment, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES

@@ -189,7 +189,7 @@ def run_ours(data: dict[str, np.ndarray], arguments: argparse.Namespace, engine:
             "state-dir": str(folder / "state"),
         }
         (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(v)}\n" for key, v in settings.items()))
-        command = [sys.executable, "-m", "isoproto.cli", "run", "--engine", engine]
+        command = [sys.executable, "-m", "isoproto.cli.main", "run", "--engine", engine]
         command += ["--clients", str(arguments.clients), "--run-config", str(folder / "run.toml")]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:

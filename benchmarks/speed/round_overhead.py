@@ -33,7 +33,7 @@ from machine import require_idle, write_results
 from torch import nn
 from torch.nn import functional
 
-from isoproto.flower_engine import run_under_flower
+from isoproto.engines.flower import run_under_flower
 from models import ModelSpec, architecture_for, create_model
 
 CLASSES, TRAIN, TEST, WIDTH = 10, 300, 100, 128

@@ -25,7 +25,7 @@ import numpy as np
 from machine import ROOT, require_idle, write_results
 from round_overhead import flatness, sample_memory
 
-from isoproto.flower_engine import run_under_flower
+from isoproto.engines.flower import run_under_flower
 from models import ModelSpec, create_model
 
 CLASSES, SAMPLES = 10, 24

@@ -16,7 +16,7 @@ from machine import median_seconds, require_idle, write_results
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.hyperproto import match_gradients
+from isoproto.matching.hyperproto import match_gradients
 
 CLASSES, PER_CLASS, WIDTH, STEPS, TARGET = 100, 5, 512, 30, 50.0
 SCALING = (50, 100, 200, 400)

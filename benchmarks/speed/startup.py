@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 from machine import ROOT, require_idle, write_results
 
-from isoproto.flower_engine import run_under_flower
+from isoproto.engines.flower import run_under_flower
 
 TARGET, POLL_S = 1.5, 0.05
 # What the command line, or the title, of a process holds once a step has been reached.

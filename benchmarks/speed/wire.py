@@ -13,8 +13,8 @@ import torch
 from machine import write_results
 
 from isoproto import wire
-from isoproto.prototypes import Contribution
-from isoproto.rounding import FORMATS
+from isoproto.geometry.prototypes import Contribution
+from isoproto.wire.rounding import FORMATS
 
 WIDTH, ROWS, CLASSES = 512, (5, 10, 20, 50, 100), 100
 EXPERIMENT = "20260101-120000-0123456789abcdef"  # as long as those of a run

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isoproto.metrics import AccuracySummary, History, Line, client_order
 from isoproto.report.formats import NOTHING, cosine, plain, size
 from isoproto.report.run import ClientShare
+from isoproto.runs.metrics import AccuracySummary, History, Line, client_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

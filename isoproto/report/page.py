@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isoproto.evaluation import pooled_accuracy
-from isoproto.metrics import History, accuracy_history, accuracy_summary, client_order, decile_size
 from isoproto.paths import write_atomically
 from isoproto.report import charts, template
 from isoproto.report.charts import Chart
 from isoproto.report.formats import NOTHING, cosine, duration, percent, plain, points, size
 from isoproto.report.run import Run, read_run
+from isoproto.runs.evaluation import pooled_accuracy
+from isoproto.runs.metrics import History, accuracy_history, accuracy_summary, client_order, decile_size
 
 SHOWN_FAILURES = 500
 PROTOTYPE = "The nearest global prototype answers, not the head."

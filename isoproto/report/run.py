@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isoproto.errors import StateError
-from isoproto.metrics import Line, summarise
+from isoproto.runs.metrics import Line, summarise
 
 logger = logging.getLogger("isoproto")
 

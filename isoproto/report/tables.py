@@ -7,9 +7,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from isoproto.metrics import decile_size
 from isoproto.report.formats import NOTHING, duration, percent, plain, points, size
 from isoproto.report.run import RunSummary
+from isoproto.runs.metrics import decile_size
 
 STATUS_STYLE = {"completed": "green", "failed": "bold red", "running": "yellow"}
 SHOWN_FAILURES = 5

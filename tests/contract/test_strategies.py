@@ -9,14 +9,14 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from isoproto import wire
-from isoproto.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig
+from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
-from isoproto.in_process import InProcessGrid, task_identity
+from isoproto.geometry.prototypes import Contribution
 from isoproto.losses import LOSSES
-from isoproto.prototypes import Contribution
-from isoproto.run_folder import RunFolder
+from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
+from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
 from strategies.state import ServerState
 

@@ -57,7 +57,7 @@ def run(command: list[str], limit_s: float, *, status: int = 0, **options: Any) 
 
 def isoproto(*arguments: str) -> list[str]:
     """Return the command line of our own command; run it in ``ROOT``."""
-    return [sys.executable, "-m", "isoproto.cli", *arguments]
+    return [sys.executable, "-m", "isoproto.cli.main", *arguments]
 
 
 @contextlib.contextmanager

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from client_app.app import app as client_app
+from isoproto.engines.flower import run_under_flower
+from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import FederationError
-from isoproto.flower_engine import run_under_flower
-from isoproto.in_process import InProcessGrid, task_identity
 from server_app.app import run_federation
 from tests.e2e.processes import figures, only_run
 

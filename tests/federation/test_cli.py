@@ -79,7 +79,7 @@ def test_models_lists_all_of_them_for_any_pictures(isoproto):
 
 def test_a_run_that_fails_has_a_status(isoproto, federation, monkeypatch):
     faults = [(fakes.raising("RuntimeError: x"), When("train"))]
-    monkeypatch.setattr("isoproto.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+    monkeypatch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
     status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation, **{"max-empty-rounds": 1}))
     assert status == 1
     assert "error: 1 rounds in a row had fewer than 1 good replies" in err
@@ -87,7 +87,7 @@ def test_a_run_that_fails_has_a_status(isoproto, federation, monkeypatch):
 
 def killed(federation, monkeypatch, isoproto, *faults):
     with monkeypatch.context() as patch:
-        patch.setattr("isoproto.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+        patch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
         with pytest.raises(Killed):
             isoproto("run", "--clients", "4", "-c", pairs(federation))
     return Run(federation.newest().path)
@@ -113,6 +113,6 @@ def test_resume_of_a_run_that_never_met_its_clients_asks_how_many(isoproto, fede
 
 def test_resume_at_a_deployment_leaves_the_search_for_the_run_to_its_server(isoproto, monkeypatch):
     asked = []
-    monkeypatch.setattr("isoproto.deployment.run_at", lambda *words: asked.append(words))
+    monkeypatch.setattr("isoproto.deploy.deployment.run_at", lambda *words: asked.append(words))
     assert isoproto("resume", "4f2a", "--connection", "lab")[0] == 0
     assert asked == [("lab", {"resume": "4f2a"})]

@@ -11,8 +11,8 @@ import torch
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from isoproto.engines.in_process import task_identity
 from isoproto.errors import ConfigError, FederationError, StateError, WireError
-from isoproto.in_process import task_identity
 from strategies.base import _content
 from tests import fakes
 from tests.fakes import When, altered
@@ -306,7 +306,7 @@ def test_all_nodes_gone_are_empty_rounds(federation):
 @pytest.fixture
 def deployment(monkeypatch):
     """Have the server take the grid for one of machines that come and go."""
-    monkeypatch.setattr("strategies.grid.HttpGrid", fakes.FaultyGrid)
+    monkeypatch.setattr("isoproto.engines.prompt_grid.HttpGrid", fakes.FaultyGrid)
 
 
 @pytest.mark.usefixtures("deployment")
@@ -530,7 +530,7 @@ def test_the_summary_is_written_even_if_the_metrics_cannot_be(federation, monkey
     def full(self):
         raise StateError("no space")
 
-    monkeypatch.setattr("isoproto.run_folder.RunFolder.commit", full)
+    monkeypatch.setattr("isoproto.runs.run_folder.RunFolder.commit", full)
     with pytest.raises(StateError, match="no space"):
         federation.run(settings={"rounds": 1})
     assert federation.newest().summary["reason"] == "StateError: no space"

@@ -45,7 +45,7 @@ def described(content):
 
 @pytest.fixture(scope="module")
 def flagship(tmp_path_factory, pictures):
-    from isoproto.in_process import task_identity
+    from isoproto.engines.in_process import task_identity
     from tests.conftest import Federation
 
     with task_identity():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from client_app.store import ClientStore
-from isoproto.checkpoint import load_checkpoint
 from isoproto.errors import ConfigError, StateError
+from isoproto.runs.checkpoint import load_checkpoint
 from server_app import app as server_app
 from strategies import PrototypeStrategy
 from tests import fakes
@@ -27,7 +27,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, pictures):
     """The runs that the interrupted ones are compared with."""
-    from isoproto.in_process import task_identity
+    from isoproto.engines.in_process import task_identity
     from tests.conftest import Federation
 
     with task_identity():

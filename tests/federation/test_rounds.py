@@ -11,7 +11,7 @@ from client_app.training import extract
 from isoproto import paths
 from isoproto.errors import ConfigError
 from isoproto.losses import LOSSES
-from isoproto.metrics import accuracy_summary
+from isoproto.runs.metrics import accuracy_summary
 from strategies import STRATEGIES
 from tests.conftest import FEDAVG
 from tests.fakes import When, altered

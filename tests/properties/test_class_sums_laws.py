@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoproto.class_sums import ClassSums
+from isoproto.geometry.class_sums import ClassSums
 
 C, D = 4, 3
 rows = st.tuples(st.integers(0, C - 1), st.tuples(*[st.integers(-99, 99)] * D))

@@ -4,7 +4,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from isoproto.frames import (
+from isoproto.geometry.frames import (
     RANK,
     align,
     average_dissimilarities,
@@ -14,8 +14,8 @@ from isoproto.frames import (
     shrink,
     similarity_map,
 )
+from isoproto.geometry.prototypes import Contribution
 from isoproto.losses import LOSSES
-from isoproto.prototypes import Contribution
 
 CLASSES = 6
 gcsa = LOSSES["gcsa"].pair

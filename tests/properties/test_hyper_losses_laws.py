@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from isoproto.losses.hyper import Anchors, client_margin, hpal, hpcl
+from isoproto.losses.anchors import Anchors, client_margin, hpal, hpcl
 
 EXACT = 1e-8
 FORMS = st.sampled_from(["paper", "paper_mean", "normalised", "normalised_mean"])

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isoproto.class_sums import ClassSums
-from isoproto.feature_gradients import cross_entropy_residuals, head_gradients, linear_gradients
-from isoproto.hyperproto import DISTANCES, match_gradients, match_gradients_autograd
+from isoproto.geometry.class_sums import ClassSums
+from isoproto.matching.feature_gradients import cross_entropy_residuals, head_gradients, linear_gradients
+from isoproto.matching.hyperproto import DISTANCES, match_gradients, match_gradients_autograd
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 optimizers = pytest.mark.parametrize("optimizer", ["sgd", "adam"])

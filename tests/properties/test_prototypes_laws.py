@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoproto.prototypes import Contribution, average_prototypes, average_tensors
+from isoproto.geometry.prototypes import Contribution, average_prototypes, average_tensors
 
 CLASSES, WIDTH = 4, 3
 WEIGHTINGS = st.sampled_from(["class_samples", "uniform", "client_samples"])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from isoproto import wire
 from isoproto.errors import WireError
-from isoproto.prototypes import Contribution
-from isoproto.rounding import FORMATS, TINY
+from isoproto.geometry.prototypes import Contribution
+from isoproto.wire.rounding import FORMATS, TINY
 
 NAMES = st.text("ab09 -_.'\"\\äλ漢٣🙂", min_size=1, max_size=20)
 ODD_TEXT = st.text("a\0\x1b\n\u202e漢", max_size=30)

@@ -5,8 +5,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from isoproto.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from isoproto.errors import StateError
+from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from strategies.state import LastAccuracy, ServerState
 from tests.fakes import full_disk, small_files
 

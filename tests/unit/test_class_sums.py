@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from isoproto.class_sums import ClassSums
+from isoproto.geometry.class_sums import ClassSums
 
 VECTORS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 4.0]])  # E10, read as three vectors
 LABELS = torch.tensor([0, 2, 2])

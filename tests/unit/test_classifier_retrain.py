@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from isoproto import classifier_retrain
-from isoproto.classifier_retrain import fit_meta_features, train_classifier
-from isoproto.hyperproto import initial_vectors
+from isoproto.matching import classifier_retrain
+from isoproto.matching.classifier_retrain import fit_meta_features, train_classifier
+from isoproto.matching.hyperproto import initial_vectors
 
 NAN = float("nan")
 

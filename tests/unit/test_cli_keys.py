@@ -5,7 +5,7 @@ import re
 import pytest
 from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 
-from isoproto import enrolment, keys
+from isoproto.deploy import enrolment, keys
 from isoproto.errors import FederationError
 from tests.e2e.processes import free_port
 from tests.fakes import command_line

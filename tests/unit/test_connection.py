@@ -8,7 +8,7 @@ import pytest
 from flwr.cli.constant import DEFAULT_FLOWER_CONFIG_TOML
 from flwr.cli.flower_config import read_superlink_connection
 
-from isoproto.connection import check_address, with_connection, write_connection
+from isoproto.deploy.connection import check_address, with_connection, write_connection
 from isoproto.errors import ConfigError
 
 CA = Path("/keys/ca.pem")

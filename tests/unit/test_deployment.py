@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from isoproto.deployment import run_at
+from isoproto.deploy.deployment import run_at
+from isoproto.engines.flower import app_folder
 from isoproto.errors import FederationError
-from isoproto.flower_engine import app_folder
 
 NUMBER = 17_456_789_012_345_678_901
 

@@ -33,9 +33,9 @@ from client_app.doctor import (
     examine,
 )
 from isoproto.config import RunConfig
+from isoproto.deploy.keys import make_keys, make_node_key
+from isoproto.deploy.node import MAY_SEND, NodeConfig
 from isoproto.errors import ConfigError
-from isoproto.keys import make_keys, make_node_key
-from isoproto.node import MAY_SEND, NodeConfig
 from strategies import STRATEGIES
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from isoproto import enrolment, keys
-from isoproto.enrolment import Known, Outcome, ask_flower, enrolled_as, enrolled_names, known_keys
+from isoproto.deploy import enrolment, keys
+from isoproto.deploy.enrolment import Known, Outcome, ask_flower, enrolled_as, enrolled_names, known_keys
 from isoproto.errors import FederationError, StateError
 from tests.e2e.processes import free_port
 

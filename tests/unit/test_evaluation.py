@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoproto.evaluation import class_figures, domain_figures, evaluation_figures, pooled_accuracy, rounds_to
-from isoproto.metrics import summarise
+from isoproto.runs.evaluation import class_figures, domain_figures, evaluation_figures, pooled_accuracy, rounds_to
+from isoproto.runs.metrics import summarise
 
 
 def entry(client, correct, total, *, domain="", late=False, predicted=None):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from isoproto.feature_gradients import (
+from isoproto.matching.feature_gradients import (
     cross_entropy_residuals,
     head_gradients,
     linear_gradients,

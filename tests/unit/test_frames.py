@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from isoproto import frames
 from isoproto.errors import FrameError, IsoprotoError
-from isoproto.frames import (
+from isoproto.geometry import frames
+from isoproto.geometry.frames import (
     align,
     average_dissimilarities,
     average_relations,
@@ -15,8 +15,8 @@ from isoproto.frames import (
     shrink_dissimilarities,
     similarity_map,
 )
+from isoproto.geometry.prototypes import Contribution, average_prototypes
 from isoproto.losses import LOSSES, alignment_terms
-from isoproto.prototypes import Contribution, average_prototypes
 
 gcsa = LOSSES["gcsa"].pair
 

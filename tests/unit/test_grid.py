@@ -1,9 +1,9 @@
 import pytest
 from flwr.app import Error, Message, RecordDict
 
+from isoproto.engines.in_process import InProcessGrid
+from isoproto.engines.prompt_grid import PromptGrid
 from isoproto.errors import FederationError
-from isoproto.in_process import InProcessGrid
-from strategies.grid import PromptGrid
 
 DEAD = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this task.'>"
 RAISED = "<class 'flwr.clientapp.client_app.ClientAppException'>:<'ray.exceptions.ActorDiedError'>"
@@ -122,7 +122,7 @@ class Slow(Worker):
 @pytest.mark.usefixtures("federation")
 def test_one_slow_round_does_not_slow_those_behind_it(monkeypatch):
     slow = Slow()
-    monkeypatch.setattr("strategies.grid.time", slow)
+    monkeypatch.setattr("isoproto.engines.prompt_grid.time", slow)
     grid, took = PromptGrid(slow), []
     for slow.takes in [1.6] + [0.1] * 6:
         began = slow.now

@@ -8,8 +8,8 @@ import pytest
 from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from isoproto import keys
-from isoproto.health import Health, Status, check
+from isoproto.deploy import keys
+from isoproto.deploy.health import Health, Status, check
 from tests.e2e.processes import free_port
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

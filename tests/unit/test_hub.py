@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from isoproto import cli
+from isoproto.cli import main as cli
 from isoproto.data import load_dataset
 from isoproto.data.hub import fetch_hub, hub_place
 from isoproto.errors import DataError

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from isoproto.losses.hyper import Anchors, client_margin, hpal, hpcl
+from isoproto.losses.anchors import Anchors, client_margin, hpal, hpcl
 
 P = [[1.5, 0.25, 0.5], [0.5, 2, 0.5], [0.5, 1, 2.5]]  # class means of E4
 S = [[[0.5, -1, 0.2], [1, 0.3, -0.4]], [[-0.2, 0.8, 1], [0.1, -0.5, 0.6]], [[0.9, 0.1, -1.2], [-0.7, 0.4, 0.3]]]

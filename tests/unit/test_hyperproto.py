@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from isoproto.errors import ConfigError
-from isoproto.feature_gradients import linear_gradients, prototype_head
-from isoproto.hyperproto import (
+from isoproto.matching.feature_gradients import linear_gradients, prototype_head
+from isoproto.matching.hyperproto import (
     DISTANCES,
     anchor_cosines,
     draw_spread,

@@ -7,8 +7,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-from isoproto.in_process import InProcessGrid, task_identity
-from strategies.grid import PromptGrid
+from isoproto.engines.in_process import InProcessGrid, task_identity
+from isoproto.engines.prompt_grid import PromptGrid
 from tests import fakes
 from tests.fakes import FaultyGrid, When
 

@@ -17,7 +17,7 @@ from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, _try_setup_client_authentication
 
-from isoproto import keys
+from isoproto.deploy import keys
 from isoproto.errors import ConfigError, StateError
 
 PUBLIC = (

@@ -13,7 +13,7 @@ from client_app.training import Alignment, Anchoring, LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import LOSSES
-from isoproto.losses.hyper import Anchors
+from isoproto.losses.anchors import Anchors
 from models import ModelSpec, create_model
 
 CLASSES, WIDTH, BATCH = 5, 16, 4

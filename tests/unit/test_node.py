@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
-from isoproto.cli import app
+from isoproto.cli.main import app
 from isoproto.data import ImageDataset, load_dataset, with_classes
+from isoproto.deploy.node import SUPERNODE, NodeConfig
+from isoproto.deploy.status import newest_run, run_status
 from isoproto.errors import ConfigError, DataError, FederationError, StateError
-from isoproto.node import SUPERNODE, NodeConfig
 from isoproto.own_code import own_callable
-from isoproto.status import newest_run, run_status
 from models import ModelSpec, TextSpec, create_model
 
 ROOT = Path(__file__).parents[2]
@@ -277,7 +277,7 @@ def test_flower_accepts_the_command_and_reads_the_same_configuration(folder):
     from flwr.common.config import parse_config_args
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-    from isoproto.run_folder import to_toml
+    from isoproto.runs.run_folder import to_toml
 
     config = NodeConfig.from_mapping({**GOOD, "name": 'it\'s "odd"', "state-dir": "s", "health-port": 9100}, folder)
     arguments = _parse_args_run_supernode().parse_args(config.command()[len(SUPERNODE) :])
@@ -364,7 +364,7 @@ def test_files_that_this_user_cannot_read_are_told_of():
     code = f"""
 import os, tempfile
 from pathlib import Path
-from isoproto.node import ConfigError, NodeConfig
+from isoproto.deploy.node import ConfigError, NodeConfig
 "link".encode("idna")  # to have it imported: a user without rights may not see where Python lies
 if os.getuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
@@ -387,7 +387,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def test_more_memory_than_this_user_may_have_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("isoproto.node.resource.getrlimit", lambda _: (2**30, 2**31))
+    monkeypatch.setattr("isoproto.deploy.node.resource.getrlimit", lambda _: (2**30, 2**31))
     assert NodeConfig.from_mapping({**GOOD, "memory-mb": 2048}, folder).memory_mb == 2048
     with pytest.raises(
         ConfigError, match=r"`memory-mb` must be at most 2048, this user's limit \(ulimit -Hd\), got 2049"
@@ -397,7 +397,7 @@ def test_more_memory_than_this_user_may_have_is_refused(folder, monkeypatch):
 
 def test_what_a_node_keeps_is_its_users_alone(folder, monkeypatch):
     started = []
-    monkeypatch.setattr("isoproto.node.os.execve", lambda *words: started.append(words))
+    monkeypatch.setattr("isoproto.deploy.node.os.execve", lambda *words: started.append(words))
     monkeypatch.chdir(folder)
     config = NodeConfig.from_mapping({**GOOD, "state-dir": "state"}, folder)
     config.start()
@@ -408,7 +408,7 @@ def test_what_a_node_keeps_is_its_users_alone(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["state", "state/flower"])
 def test_a_file_where_a_folder_of_the_node_should_be_is_told_of(folder, monkeypatch, name):
-    monkeypatch.setattr("isoproto.node.os.execve", pytest.fail)
+    monkeypatch.setattr("isoproto.deploy.node.os.execve", pytest.fail)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("")
     with pytest.raises(StateError, match=rf"cannot make the folder {folder}/{name}: File exists; choose another one"):
@@ -442,7 +442,7 @@ class Gone:
         if name.split(".")[0] in ("ray", "torchvision", "matplotlib"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Gone())
-import client_app.app, client_app.doctor, isoproto.cli, isoproto.node
+import client_app.app, client_app.doctor, isoproto.cli.main, isoproto.deploy.node
 from client_app.app import Client, _skeleton
 client = Client.of({"models": "cnn"}, {"data": "digits4", "name": "n", "model": "resnet"}, 0)
 assert _skeleton(client.architecture, client.spec, client.device)[0].width == 128
@@ -583,7 +583,7 @@ def test_watching_ends_with_the_run_that_the_superlink_is_asked_for(tmp_path, mo
         asked.append(words)
         return {"nodes": [], "runs": [{"status": "finished:failed", "status-details": "dead"}]}
 
-    monkeypatch.setattr("isoproto.enrolment.ask_flower", ask)
+    monkeypatch.setattr("isoproto.deploy.enrolment.ask_flower", ask)
     words = ["status", "--watch", "9", "--json", "--connection", "here", "--output-dir", str(tmp_path)]
     shown = CliRunner().invoke(app, words)
     assert json.loads(shown.output)["state"] == "failed"
@@ -594,11 +594,11 @@ def test_watching_ends_with_the_run_that_the_superlink_is_asked_for(tmp_path, mo
             raise FederationError("Run ID not found")
         return {"nodes": [{"node-id": "8", "status": "online"}]}
 
-    monkeypatch.setattr("isoproto.enrolment.ask_flower", forgot)
+    monkeypatch.setattr("isoproto.deploy.enrolment.ask_flower", forgot)
     shown = CliRunner().invoke(app, ["status", "--connection", "here", "--output-dir", str(tmp_path)])
     assert "not in this run yet: 8" in shown.output
     assert "the SuperLink does not say all: Run ID not found" in shown.output
-    monkeypatch.setattr("isoproto.enrolment.ask_flower", ask)
+    monkeypatch.setattr("isoproto.deploy.enrolment.ask_flower", ask)
     (folder / "flower-run").write_text("0")
     asked.clear()
     shown = CliRunner().invoke(app, ["status", "--connection", "here", "--output-dir", str(tmp_path)])
@@ -646,7 +646,7 @@ def test_own_data_arrays_may_be_numpy_of_any_integer(tmp_path):
 
 _LINGERS = """
 import sys, threading, time
-import isoproto.supernode as supernode
+import isoproto.deploy.supernode as supernode
 def given_up():
     threading.Thread(target=time.sleep, args=(60,)).start()  # as Flower's local server does
     {ending}

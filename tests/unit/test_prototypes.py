@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from isoproto.prototypes import Contribution, average_prototypes, average_tensors
+from isoproto.geometry.prototypes import Contribution, average_prototypes, average_tensors
 
 
 def contribution(ids, means, counts, samples=None):

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from isoproto.errors import StateError
-from isoproto.evaluation import evaluation_figures
-from isoproto.metrics import accuracy_history, accuracy_summary, summarise
 from isoproto.report import list_runs, read_run, read_summary, runs_table, summary_table, write_report
 from isoproto.report.charts import PALETTE
+from isoproto.runs.evaluation import evaluation_figures
+from isoproto.runs.metrics import accuracy_history, accuracy_summary, summarise
 
 MODELS = ("cnn", "mlp", "mobilenet", "resnet10")
 DOMAINS = ("mnist", "optdigits", "pen", "rendered")

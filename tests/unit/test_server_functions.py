@@ -7,7 +7,7 @@ import torch
 
 from isoproto.config import RunConfig
 from isoproto.errors import FrameError
-from isoproto.prototypes import Contribution
+from isoproto.geometry.prototypes import Contribution
 from strategies import STRATEGIES, hyper
 from strategies.state import ServerState
 

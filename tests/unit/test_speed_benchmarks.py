@@ -38,7 +38,7 @@ def test_one_process_of_the_bare_loop_has_all(monkeypatch):
 FEDERATION = """
 import sys
 from client_app.app import app
-from isoproto.in_process import InProcessGrid, task_identity
+from isoproto.engines.in_process import InProcessGrid, task_identity
 from server_app.app import run_federation
 with task_identity():
     run_federation(InProcessGrid(app, 2), {"data": "digits4", "max-samples": 80, "models": "mlp,cnn", "rounds": 2,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from isoproto.class_sums import ClassSums
+from isoproto.geometry.class_sums import ClassSums
 from isoproto.losses import LOSSES, batch_targets
 
 CLASSES, SIDE, WIDTH = 10, 12, 32

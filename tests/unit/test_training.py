@@ -18,8 +18,8 @@ from client_app.training import (
     train,
 )
 from isoproto.data import ClientData, to_float
+from isoproto.geometry.prototypes import Contribution, average_prototypes
 from isoproto.losses import LOSSES, alignment_terms
-from isoproto.prototypes import Contribution, average_prototypes
 from models import FAMILIES, FeatureModel, ModelSpec, create_model
 
 CLASSES = ("a", "b", "c", "d")

@@ -14,7 +14,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from isoproto import wire
 from isoproto.errors import MoreSamples, SchemaMismatch, WireError
-from isoproto.prototypes import Contribution
+from isoproto.geometry.prototypes import Contribution
 
 CLASSES = ("cat", "dog", "owl", "fox")
 EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)

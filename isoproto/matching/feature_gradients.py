@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from isoproto.class_sums import ClassSums
+from isoproto.geometry.class_sums import ClassSums
 from isoproto.precision import full_precision, outside_autocast
 
 Head = Callable[[Tensor], Tensor]

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from isoproto import keys
+from isoproto.deploy import keys
+from isoproto.engines.flower import tool
 from isoproto.errors import FederationError, StateError
-from isoproto.flower_engine import tool
 from isoproto.paths import write_atomically
 
 _LIMIT_S = 120

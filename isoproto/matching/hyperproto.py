@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.feature_gradients import Head, cross_entropy_residuals, squared_radius
+from isoproto.matching.feature_gradients import Head, cross_entropy_residuals, squared_radius
 from isoproto.precision import full_precision
 from isoproto.registry import lookup
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isoproto import paths
-from isoproto.cli_keys import KeysDirOption
+from isoproto.cli.keys import KeysDirOption
 from isoproto.errors import FederationError
 
 if TYPE_CHECKING:
-    from isoproto.status import RunStatus
+    from isoproto.deploy.status import RunStatus
 
 app = typer.Typer()
 
@@ -23,7 +23,7 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED ", "skipped":
 @app.command()
 def node(config: ConfigOption = Path("node.toml")) -> None:
     """Join a federation with this device's own data and model, until stopped."""
-    from isoproto.node import NodeConfig
+    from isoproto.deploy.node import NodeConfig
 
     own = NodeConfig.read(config)
     if own.insecure:
@@ -39,7 +39,7 @@ def doctor(
 ) -> None:
     """Check all that this device needs to join, and say what to do; status 1 if something must be done."""
     from client_app.doctor import examine
-    from isoproto.node import NodeConfig
+    from isoproto.deploy.node import NodeConfig
 
     findings = []
     for finding in examine(NodeConfig.read(config), feature_dim):
@@ -77,8 +77,8 @@ def status(
     ] = None,
 ) -> None:
     """Show what a run is doing: its nodes, their models, when each was last heard of, round, failures."""
-    from isoproto.run_folder import find_run
-    from isoproto.status import newest_run, run_status
+    from isoproto.deploy.status import newest_run, run_status
+    from isoproto.runs.run_folder import find_run
 
     folder = paths.output_dir(str(output_dir or ""))
     found = find_run(folder, run_name) if run_name else newest_run(folder)
@@ -104,8 +104,8 @@ def _asked(
     known, trouble = None, ""
     if not connection:
         return nodes, known, trouble
-    from isoproto.enrolment import ask_flower, enrolled_names
-    from isoproto.status import flower_run
+    from isoproto.deploy.enrolment import ask_flower, enrolled_names
+    from isoproto.deploy.status import flower_run
 
     number = flower_run(folder)
     try:
@@ -123,7 +123,7 @@ def _show(status: "RunStatus", trouble: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from isoproto.status import ago
+    from isoproto.deploy.status import ago
 
     console = Console()
     where = f"round {status.round} of {status.rounds}"

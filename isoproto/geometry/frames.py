@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoproto.errors import FrameError
-from isoproto.prototypes import Contribution
+from isoproto.geometry.prototypes import Contribution
 
 RANK = 1e-5  # singular values below this share of the largest are taken for rounding noise of float32 prototypes
 COINCIDE = 1e-12  # ratio of squared lengths below which rows are taken for one point

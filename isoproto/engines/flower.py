@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from isoproto import paths
 from isoproto.config import Scalar
 from isoproto.errors import FederationError
-from isoproto.run_folder import to_toml
+from isoproto.runs.run_folder import to_toml
 
 _log = logging.getLogger("isoproto")
 
@@ -55,7 +55,7 @@ def app_folder() -> Path:
     Raises:
         FederationError: If this is an installed copy without one.
     """
-    folder = Path(__file__).resolve().parent.parent
+    folder = Path(__file__).resolve().parents[2]
     if not (folder / "pyproject.toml").is_file():
         raise FederationError(
             f"{folder} is no checkout of isoproto (no pyproject.toml), so there is nothing for Flower to bundle; "

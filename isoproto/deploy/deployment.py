@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from isoproto.config import Scalar
-from isoproto.enrolment import Ask, ask_flower
+from isoproto.deploy.enrolment import Ask, ask_flower
+from isoproto.engines.flower import app_folder, tool
 from isoproto.errors import FederationError
-from isoproto.flower_engine import app_folder, tool
-from isoproto.run_folder import to_toml
+from isoproto.runs.run_folder import to_toml
 
 
 def run_at(

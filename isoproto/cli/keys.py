@@ -11,7 +11,7 @@ from isoproto import paths
 from isoproto.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
-    from isoproto.enrolment import Outcome
+    from isoproto.deploy.enrolment import Outcome
 
 _SOON_DAYS = 30
 
@@ -39,7 +39,7 @@ def init(
     keys_dir: KeysDirOption = None,
 ) -> None:
     """Make an authority, a certificate for the SuperLink, and a key for each node; replaces nothing."""
-    from isoproto import keys
+    from isoproto.deploy import keys
 
     folder = _folder(keys_dir)
     names = [f"node-{number}" for number in range(nodes)]
@@ -53,7 +53,7 @@ def add(
     keys_dir: KeysDirOption = None,
 ) -> None:
     """Make keys for further nodes; enrol them afterwards."""
-    from isoproto import keys
+    from isoproto.deploy import keys
 
     for name in nodes:
         typer.echo(str(keys.make_node_key(_folder(keys_dir), name)))
@@ -62,7 +62,7 @@ def add(
 @keys_app.command()
 def renew(host: HostOption = None, years: YearsOption = 2, keys_dir: KeysDirOption = None) -> None:
     """Sign the SuperLink's certificate anew, for the hosts it has and more; then restart the SuperLink."""
-    from isoproto import keys
+    from isoproto.deploy import keys
 
     keys.renew_server_certificate(_folder(keys_dir), hosts=host or [], years=years)
     _show(_folder(keys_dir))
@@ -84,7 +84,7 @@ def enrol(
     keys_dir: KeysDirOption = None,
 ) -> None:
     """Have the SuperLink accept nodes' keys; may be called again at any time."""
-    from isoproto import enrolment, keys
+    from isoproto.deploy import enrolment, keys
 
     folder = _folder(keys_dir)
     names = nodes or keys.node_names(folder)
@@ -99,7 +99,7 @@ def revoke(
     keys_dir: KeysDirOption = None,
 ) -> None:
     """Have the SuperLink refuse nodes' keys from now on, and remove them here."""
-    from isoproto import enrolment
+    from isoproto.deploy import enrolment
 
     _report(enrolment.revoke(_folder(keys_dir), name) for name in nodes)
 
@@ -116,8 +116,8 @@ def connect(
     keys_dir: KeysDirOption = None,
 ) -> None:
     """Write the SuperLink's entry into Flower's config.toml; the rest of that file stays as it is."""
-    from isoproto.connection import check_address, write_connection
-    from isoproto.keys import check_certificate
+    from isoproto.deploy.connection import check_address, write_connection
+    from isoproto.deploy.keys import check_certificate
 
     if insecure and root_certificates:
         raise ConfigError("--insecure and --root-certificates exclude each other; give one of them")
@@ -141,9 +141,9 @@ def health(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 5.0,
 ) -> None:
     """Ask a SuperLink or SuperNode whether it serves: status 0 if so, 1 if not, 2 if nobody answers."""
-    from isoproto.connection import check_address
-    from isoproto.health import check
-    from isoproto.keys import check_certificate
+    from isoproto.deploy.connection import check_address
+    from isoproto.deploy.health import check
+    from isoproto.deploy.keys import check_certificate
 
     certificates = check_certificate(root_certificates) if root_certificates else None
     found = check(check_address(address), certificates, service, timeout)
@@ -176,8 +176,8 @@ def _report(outcomes: "Iterable[Outcome]") -> None:
 
 def _show(folder: Path) -> bool:
     """Print what is in a folder, and return whether all of it can be used."""
-    from isoproto.enrolment import enrolled_as
-    from isoproto.keys import describe, open_folders
+    from isoproto.deploy.enrolment import enrolled_as
+    from isoproto.deploy.keys import describe, open_folders
 
     fine = True
     typer.echo(str(folder))

@@ -11,7 +11,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from isoproto import cli_data, cli_keys, cli_node, paths
+from isoproto import paths
+from isoproto.cli import data as cli_data
+from isoproto.cli import keys as cli_keys
+from isoproto.cli import node as cli_node
 from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.errors import ConfigError, IsoprotoError
 from isoproto.own_code import absolute, is_own
@@ -73,10 +76,10 @@ def resume(
     ] = "",
 ) -> None:
     """Go on with an interrupted run, bit for bit as if it had not been."""
-    from isoproto.run_folder import find_run
+    from isoproto.runs.run_folder import find_run
 
     if connection:  # the run's folder is on the server's host, which looks for it
-        from isoproto.deployment import run_at
+        from isoproto.deploy.deployment import run_at
 
         run_at(connection, {"resume": run_name})
         return
@@ -100,7 +103,7 @@ def report(
 ) -> None:
     """Show a run's figures and write its report anew, also while it is still running."""
     from isoproto.report import read_run, summary_table, write_report
-    from isoproto.run_folder import find_run
+    from isoproto.runs.run_folder import find_run
 
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
     Console().print(summary_table(read_run(folder)))
@@ -169,14 +172,14 @@ def _start(
         values["models"] = ",".join(absolute(name.strip(), Path()) for name in models.split(","))
     clients = int(values.get("clients", 0)) or clients
     if engine == "flower":
-        from isoproto.flower_engine import run_under_flower
+        from isoproto.engines.flower import run_under_flower
         from server_app.app import unknown_names
 
         RunConfig.from_mapping(values, check=unknown_names)  # Flower would start first, and name no unknown key
         run_under_flower(values, clients=clients, **workers)
     elif engine == "in-process":
         from client_app.app import app as client_app
-        from isoproto.in_process import InProcessGrid, task_identity
+        from isoproto.engines.in_process import InProcessGrid, task_identity
         from server_app.app import run_federation
 
         with task_identity():

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from client_app import cohort
-from client_app.cohort import PAYS, Member, pays, stackable, train_cohort
+from client_app import batched
+from client_app.batched import PAYS, Member, pays, stackable, train_cohort
 from client_app.training import TERMS, Alignment, Anchoring, LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
-from isoproto.losses.hyper import Anchors
+from isoproto.losses.anchors import Anchors
 from models import MODELS, FeatureModel, ModelSpec, create_model
 
 SPEC = ModelSpec(channels=1, height=16, width=20, feature_dim=12, num_classes=4)
@@ -112,12 +112,12 @@ def test_by_every_optimiser(optimizer, momentum, sizes):
 def test_who_has_much_more_goes_on_without_the_others(optimizer, monkeypatch):
     """Not a bit changes; what the optimiser moves in each step is what is left."""
     sizes, settings = [], dataclasses.replace(SETTINGS, optimizer=optimizer)
-    narrowed = cohort._Stack.narrowed
-    monkeypatch.setattr(cohort._Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
+    narrowed = batched._Stack.narrowed
+    monkeypatch.setattr(batched._Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
     found, shape = clients("mlp", UNEVEN), create_model("mlp", SPEC, 9)
     together = train_cohort(shape, members(found, alignment("gcsa")), settings)
     assert sizes == [2, 1]
-    monkeypatch.setattr(cohort, "_STEPS_LEFT", 10**9)
+    monkeypatch.setattr(batched, "_STEPS_LEFT", 10**9)
     for one, other in zip(together, train_cohort(shape, members(found, alignment("gcsa")), settings), strict=True):
         assert one.losses == other.losses
         assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
@@ -162,7 +162,7 @@ def test_who_trains_beside_whom_does_not_change_a_bit(name, optimizer, monkeypat
     )
     together = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
     for most in (1, 3):
-        monkeypatch.setattr(cohort, "TOGETHER", most)
+        monkeypatch.setattr(batched, "TOGETHER", most)
         apart = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
         for one, other in zip(together, apart, strict=True):
             assert one.losses == other.losses

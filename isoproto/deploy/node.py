@@ -12,14 +12,14 @@ from typing import Any
 
 from isoproto import paths
 from isoproto.config import Scalar, number, one_of, read_fields, refuse
-from isoproto.connection import check_address
 from isoproto.data import class_names
+from isoproto.deploy.connection import check_address
 from isoproto.errors import ConfigError
 from isoproto.own_code import absolute, is_own
-from isoproto.run_folder import to_toml
+from isoproto.runs.run_folder import to_toml
 
 # Without the working directory among the places where packages are looked for.
-SUPERNODE = (sys.executable, "-P", "-m", "isoproto.supernode")
+SUPERNODE = (sys.executable, "-P", "-m", "isoproto.deploy.supernode")
 MAY_SEND = ("gradients", "head", "base")
 _MIB = 2**20
 _TASK_POLL_S = "0.2"  # how often a SuperNode looks for a message to work on; Flower's own value is 1 s

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.feature_gradients import cross_entropy_residuals
-from isoproto.hyperproto import TINY
+from isoproto.matching.feature_gradients import cross_entropy_residuals
+from isoproto.matching.hyperproto import TINY
 from isoproto.precision import full_precision
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from isoproto.config import Scalar
 from isoproto.errors import MoreSamples, SchemaMismatch, WireError
-from isoproto.prototypes import Contribution
-from isoproto.rounding import FORMATS, RowFormat
+from isoproto.geometry.prototypes import Contribution
+from isoproto.wire.rounding import FORMATS, RowFormat
 
 SCHEMA_VERSION = 1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from isoproto.errors import ConfigError
 from isoproto.report import Run, read_run
-from isoproto.run_folder import FLOWER_RUN
+from isoproto.runs.run_folder import FLOWER_RUN
 
 # A run that lives writes into its folder more often than this many times its timeout.
 _SILENT = 3

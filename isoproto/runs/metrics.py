@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isoproto.evaluation import LEVELS, domain_figures, pooled_accuracy, pooled_classes, rounds_to
+from isoproto.runs.evaluation import LEVELS, domain_figures, pooled_accuracy, pooled_classes, rounds_to
 
 Line = Mapping[str, Any]
 LAST_ROUNDS = 5  # `accuracy.last5`

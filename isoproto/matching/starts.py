@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from isoproto.config import RunConfig
-from isoproto.hyperproto import draw_spread, initial_vectors, spread_about
+from isoproto.matching.hyperproto import draw_spread, initial_vectors, spread_about
 from isoproto.seeding import torch_generator
 
 

@@ -1,0 +1,1 @@
+"""A federation of real machines: keys, enrolment, nodes, health and status."""

@@ -1,0 +1,1 @@
+"""The ways to run a federation: in one process, or on Flower's engines."""

@@ -1,0 +1,1 @@
+"""Hyper-prototypes and what they are learned from: feature gradients and gradient matching. Plain torch, no Flower."""

@@ -1,0 +1,1 @@
+"""What a run leaves on disk, and the figures that are worked out from it."""
