@@ -31,8 +31,8 @@ class ServerState:
         present: Which classes have one, shape ``[C]``, bool.
         age: Rounds since each class was last sent, shape ``[C]``, int64.
         shared: Averaged weights by name; empty unless the strategy shares some.
-        memory: What ``strategies.hyper`` keeps between rounds, by name.
-        figures: What it tells of the round, for the metrics.
+        memory: What parts keep between rounds, by name; see ``isoproto.parts.base.PartState``.
+        figures: What parts say about the round, for the metrics.
         accuracy: The newest accuracy of every client.
         empty_rounds: Rounds in a row without enough good replies.
     """

@@ -1,0 +1,282 @@
+"""What a part of a method is: both halves of it, the server's and the client's, in one file.
+
+A method is a set of parts. A part declares what it sends, and every other module follows the declaration: the wire
+writes, reads, checks and counts the arrays; a device's owner is asked; reports name the loss terms. Nothing here knows
+Flower, a strategy or the client app, so both sides import it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from isoproto.config import RunConfig
+    from isoproto.geometry.prototypes import Contribution
+    from isoproto.parts.state import ServerState
+    from isoproto.parts.view import View
+
+Arrays = Mapping[str, Tensor]
+"""Arrays of a message by the names of their fields."""
+
+MOST_VECTORS = 64
+"""Most vectors per class that an axis ``I`` may stand for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One array of a message.
+
+    Attributes:
+        name: Key of the array in the message.
+        shape: Its axes, one letter each: ``C`` classes of the federation, ``P`` classes that the client sends rows of,
+            ``d`` feature width, ``I`` vectors per class, up to ``MOST_VECTORS``.
+        dtype: Type of its numbers in the message, unless it is ``rounded``.
+        rounded: Whether its rows are numbers that may travel rounded, as `wire.dtype` says.
+        together: Name of the group that the field belongs to. Fields of a group come together or not at all.
+        mask: Field whose entries say which rows are read. The other rows may hold anything.
+        symmetric: Whether the array is a symmetric matrix, which rounding row by row would break.
+        may_send: Word that the owner of a device must allow before the array leaves it; empty if none is needed.
+        noun: What an error text calls the array.
+    """
+
+    name: str
+    shape: str
+    dtype: torch.dtype = torch.float32
+    rounded: bool = False
+    together: str = ""
+    mask: str = ""
+    symmetric: bool = False
+    may_send: str = ""
+    noun: str = ""
+
+
+class Limit(NamedTuple):
+    """How long a row that a client sends may be.
+
+    Attributes:
+        longest: Largest Euclidean norm.
+        reason: Why no honest row is longer, as the end of a sentence that begins with the row.
+    """
+
+    longest: float
+    reason: str
+
+
+LimitOf = Callable[[Mapping[str, Tensor]], Limit]
+"""The limit of a field's rows, given the weights in the same reply."""
+
+
+class Sent(NamedTuple):
+    """What the server has of one client's reply after all checks.
+
+    Attributes:
+        means: Class means of the classes that the client holds.
+        scatter: Variance of the client's features about their class means.
+        arrays: The arrays of other parts, by name; their first axis is that of ``means``.
+        shared: The client's weights by name.
+    """
+
+    means: Contribution
+    scatter: float
+    arrays: Arrays
+    shared: Mapping[str, Tensor]
+
+    def rows(self, name: str) -> Contribution | None:
+        """Return an array as rows per class ``[P, ...]`` flattened to ``[P, m]``, or ``None`` if it was not sent."""
+        array = self.arrays.get(name)
+        return None if array is None else self.means._replace(means=array.flatten(1))
+
+
+class Batch(NamedTuple):
+    """What a loss term sees of a batch.
+
+    Attributes:
+        inputs: Pictures or token ids as the model gets them.
+        features: Their features ``[B, d]`` in full precision.
+        logits: The head's logits ``[B, C]`` in full precision.
+        labels: Their classes ``[B]``, int64.
+    """
+
+    inputs: Tensor
+    features: Tensor
+    logits: Tensor
+    labels: Tensor
+
+
+Compare = Callable[[Batch], Tensor]
+"""The values of a loss term for one batch, shape ``[number of names]``."""
+
+
+class LossTerm(Protocol):
+    """What a client adds to cross-entropy in a round: ``weights @ values`` for each batch.
+
+    Attributes:
+        names: Names of its values in metrics and reports.
+        weights: Their weights, shape ``[number of names]``, on the client's device.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def weights(self) -> Tensor: ...  # noqa: D102
+
+    def batches(self, labels: Sequence[Tensor]) -> Iterator[Compare]:
+        """Yield the comparison for each batch of an epoch, given the labels of all of them.
+
+        What depends on labels only is computed here, for many batches at once.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedModule:
+    """A module that a part trains beside the client's model.
+
+    Attributes:
+        module: The module. It gets an optimiser of its own, with the settings of local training.
+        entropy: Factor of the cross-entropy of the client's model.
+        clip: Largest norm of the gradients of either module; 0 does not limit it.
+    """
+
+    module: nn.Module
+    entropy: float = 1.0
+    clip: float = 0.0
+
+
+class Trained(NamedTuple):
+    """What a part may measure of a client's model.
+
+    Attributes:
+        features: Features of the training samples in eval mode, ``[n, d]``.
+        labels: Their classes, ``[n]``, int64.
+        head: The model's linear head, ``(weight [C, d], bias [C])``; raises if the head is another.
+        logits: Logits of some features.
+        view: What the client sees of the server's frame.
+        client: The client's name.
+    """
+
+    features: Tensor
+    labels: Tensor
+    head: Callable[[], tuple[Tensor, Tensor]]
+    logits: Callable[[Tensor], Tensor]
+    view: View
+    client: str
+
+
+class Part:
+    """A part of a method. Subclasses are frozen dataclasses whose fields are the settings that they need.
+
+    A class declares what can travel and which names it answers to; an instance says what is used under its settings.
+
+    Attributes:
+        makes: Values of the setting `prototypes` that use this part.
+        aligns: Names that this part adds to the setting `alignment`.
+        needs_prototypes: Whether those names need prototypes of the server.
+        down: Arrays that the server may send.
+        up: Arrays that a client may send besides its class means.
+        reports: Names of its loss terms.
+    """
+
+    makes: ClassVar[tuple[str, ...]] = ()
+    aligns: ClassVar[tuple[str, ...]] = ()
+    needs_prototypes: ClassVar[bool] = False
+    down: ClassVar[tuple[Field, ...]] = ()
+    up: ClassVar[tuple[Field, ...]] = ()
+    reports: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self | None:
+        """Return the part under a run's settings, or ``None`` if the method does without it."""
+        raise NotImplementedError
+
+    @property
+    def sends(self) -> tuple[Field, ...]:
+        """The arrays of ``up`` that a client sends under these settings."""
+        return ()
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """Words that a device's owner must have allowed in `may-send`."""
+        return frozenset(field.may_send for field in self.sends if field.may_send)
+
+    @property
+    def needs_means(self) -> bool:
+        """Whether a client needs its own class means before it trains."""
+        return False
+
+    @property
+    def measures(self) -> str:
+        """When a client measures what it sends: ``before`` or ``after`` training; empty for nothing to measure."""
+        return ""
+
+    # The server's half
+
+    def downlink(self, state: ServerState) -> Arrays:
+        """Return the arrays to send, by the names in ``down``."""
+        return {}
+
+    def limits(self, state: ServerState) -> Mapping[str, LimitOf]:
+        """Return how long rows of the arrays in ``sends`` may be, given what clients were sent; else `max-norm` holds."""
+        return {}
+
+    def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
+        """Fold the clients' replies into the state.
+
+        Args:
+            before: The state that the clients were sent.
+            after: The state with what earlier parts in ``PARTS`` made of the replies.
+            sent: The good replies, sorted by client.
+        """
+        return after
+
+    # The client's half
+
+    def terms(self, view: View) -> Sequence[LossTerm]:
+        """Return what the client adds to its loss in this round."""
+        return ()
+
+    def measure(self, trained: Trained) -> Arrays:
+        """Return what the client sends, by the names in ``up``: one row for each of the C classes."""
+        return {}
+
+    def shared(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Return the weights that travel, by name; they are the module's own, not copies."""
+        return {}
+
+
+class PartState:
+    """Tensors that a part keeps on the server between rounds. Subclasses are frozen dataclasses of tensors.
+
+    A field's name in kebab-case is its name in the checkpoint, below ``memory.``; it must be unique among all parts.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Momentum(PartState):
+        ...     last_step: Tensor
+        >>> from isoproto.parts.state import ServerState
+        >>> start = ServerState.start(num_classes=2, feature_dim=1)
+        >>> Momentum.of(start) is None
+        True
+        >>> Momentum.of(Momentum(torch.ones(2, 1)).put(start)).last_step
+        tensor([[1.],
+                [1.]])
+    """
+
+    @classmethod
+    def of(cls, state: ServerState) -> Self | None:
+        """Return what the part kept, or ``None`` if it has not kept anything yet."""
+        names = {field.name: field.name.replace("_", "-") for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        if not set(names.values()) <= state.memory.keys():
+            return None
+        return cls(**{field: state.memory[name] for field, name in names.items()})
+
+    def put(self, state: ServerState) -> ServerState:
+        """Return the state with this in it."""
+        kept = {f.name.replace("_", "-"): getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return dataclasses.replace(state, memory={**state.memory, **kept})

@@ -1,0 +1,146 @@
+"""Relations between classes, averaged over clients, and the frame that is made from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from isoproto.errors import FrameError
+from isoproto.geometry.frames import (
+    Relations,
+    align,
+    average_dissimilarities,
+    average_relations,
+    centre,
+    embed,
+    shrink,
+)
+from isoproto.geometry.prototypes import Contribution
+from isoproto.parts.alignment import structural
+from isoproto.parts.base import Arrays, Part, PartState, Sent
+from isoproto.parts.mean import PROTOTYPES, published, send_prototypes
+from isoproto.parts.state import ServerState
+
+if TYPE_CHECKING:
+    from isoproto.config import RunConfig
+
+_log = logging.getLogger("isoproto")
+
+
+@dataclass(frozen=True)
+class Distances(PartState):
+    """Averaged squared distances between classes, and which pairs some client has seen; ``[C, C]`` each."""
+
+    distances: Tensor
+    seen: Tensor
+
+
+@dataclass(frozen=True)
+class Directions(PartState):
+    """Averaged dissimilarities of the classes' directions, and which pairs some client has seen; ``[C, C]`` each."""
+
+    directions_distances: Tensor
+    directions_seen: Tensor
+
+
+@dataclass(frozen=True)
+class CommonFrame(Part):
+    """Average relations between classes, and bring all prototypes into one frame.
+
+    With `frame = gram` prototypes are points that have the averaged relations. With `frame = procrustes` they are the
+    clients' class means, each client's mapped onto the prototypes of the round before.
+    """
+
+    frame: str
+    directions: bool
+    shrink: float
+    debias: bool
+    minimum: int
+    stale: str
+
+    down = PROTOTYPES
+
+    @classmethod
+    def of(cls, config: RunConfig) -> CommonFrame | None:
+        """Return the part if there are prototypes and their coordinates are not shared."""
+        if config.prototypes not in ("mean", "hyper") or config.frame == "shared":
+            return None
+        return cls(
+            frame=config.frame,
+            directions=structural(config).compares_directions,
+            shrink=config.relation__shrink,
+            debias=config.relation__debias,
+            minimum=config.min_contributors,
+            stale=config.stale,
+        )
+
+    def downlink(self, state: ServerState) -> Arrays:
+        """Send the prototypes."""
+        return send_prototypes(state)
+
+    def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
+        """Average this round's relations, and place the prototypes by them."""
+        rows = published([s.means for s in sent], len(after.present), self.minimum)
+        relations = self._relations(after, rows, [s.scatter for s in sent])
+        figures: dict[str, Any] = dict(after.figures)
+        try:
+            prototypes = self._placed(after, relations, rows, figures)
+        except FrameError as err:
+            _log.warning("round %d: the frame of the round before is kept: %s", after.server_round + 1, err)
+            return dataclasses.replace(after, age=after.age + 1)
+        present = relations.present
+        fresh = torch.zeros_like(present)
+        fresh[torch.cat([torch.zeros(0, dtype=torch.int64), *(c.class_ids for c in rows)])] = True
+        state = Distances(relations.distances, relations.seen).put(after)
+        if self.directions:
+            previous = Directions.of(after)
+            remembered = previous and (previous.directions_distances, previous.directions_seen)
+            found = average_dissimilarities(
+                rows, len(present), previous=self._remembered(after, remembered), minimum=self.minimum
+            )
+            state = Directions(found.distances, found.seen).put(state)
+        return dataclasses.replace(
+            state,
+            prototypes=prototypes * present.unsqueeze(1),
+            present=present,
+            age=torch.where(fresh, 0, after.age + 1),
+            figures=figures,
+        )
+
+    def _relations(self, state: ServerState, rows: Sequence[Contribution], scatter: Sequence[float]) -> Relations:
+        previous = Distances.of(state)
+        return average_relations(
+            rows,
+            scatter,
+            len(state.present),
+            debias=self.debias,
+            previous=self._remembered(state, previous and (previous.distances, previous.seen)),
+            minimum=self.minimum,
+        )
+
+    def _placed(
+        self, state: ServerState, relations: Relations, rows: Sequence[Contribution], figures: dict[str, Any]
+    ) -> Tensor:
+        """Return the prototypes in the frame, ``[C, d]``; ``figures`` gets the share of relations that no points have."""
+        prototypes, width = state.prototypes, state.prototypes.shape[1]
+        gram = centre(relations.distances, relations.present)
+        if self.frame == "gram":
+            gram = shrink(gram, self.shrink, relations.present)
+        new = bool((relations.present & ~state.present).any())
+        if self.frame == "gram" or new:
+            embedding = embed(gram, relations.present, width, onto=prototypes if state.present.any() else None)
+            prototypes, figures["cut"] = embedding.vectors, embedding.cut
+        if self.frame == "procrustes":
+            # The reference shows a class that it lacks in projection only. So it is made anew when there is a new class.
+            known = relations.present if new else state.present
+            prototypes = align(rows, prototypes, known, iterations=8 if new else 2, minimum=self.minimum).vectors
+        return prototypes
+
+    def _remembered(self, state: ServerState, previous: tuple[Tensor, Tensor] | None) -> Relations | None:
+        return None if previous is None or self.stale == "drop" else Relations(*previous, state.present)
