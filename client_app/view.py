@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from isoproto.config import RunConfig
-from isoproto.geometry.frames import (
-    Similarity,
+from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.relations import (
     average_dissimilarities,
     average_relations,
     centre,
     shrink,
     shrink_dissimilarities,
-    similarity_map,
 )
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.similarity import Similarity, similarity_map
 from isoproto.losses import LOSSES
 from isoproto.losses.anchors import Anchors, client_margin
 from isoproto.matching.feature_gradients import prototype_head

@@ -18,18 +18,17 @@ from torch.nn import functional
 
 from isoproto.config import RunConfig
 from isoproto.errors import FrameError
-from isoproto.geometry.frames import (
+from isoproto.geometry.embedding import embed
+from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.relations import (
     Relations,
-    align,
     average_dissimilarities,
     average_relations,
     centre,
-    embed,
     shrink,
     shrink_dissimilarities,
-    similarity_map,
 )
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.similarity import align, similarity_map
 from isoproto.losses import LOSSES
 from isoproto.matching.classifier_retrain import fit_meta_features, train_classifier
 from isoproto.matching.feature_gradients import prototype_head
