@@ -18,18 +18,17 @@ from torch.nn import functional
 
 from isoproto.config import RunConfig
 from isoproto.errors import FrameError
-from isoproto.geometry.frames import (
+from isoproto.geometry.embedding import embed
+from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.relations import (
     Relations,
-    align,
     average_dissimilarities,
     average_relations,
     centre,
-    embed,
     shrink,
     shrink_dissimilarities,
-    similarity_map,
 )
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.similarity import align, similarity_map
 from isoproto.losses import LOSSES
 from isoproto.matching.classifier_retrain import fit_meta_features, train_classifier
 from isoproto.matching.feature_gradients import prototype_head
@@ -101,17 +100,17 @@ def relation_target(state: ServerState, config: RunConfig) -> Tensor:
     beta, present = float(config.relation__shrink), state.present
     if not present.any():  # before round 1: the simplex, which needs no data
         beta, present = 1.0, torch.ones_like(present)
-    gcsa = config.structural == "gcsa"
-    name = "distances" if gcsa else "directions-distances"
+    gram = LOSSES[config.structural].kind == "gram"
+    name = "distances" if gram else "directions-distances"
     if name in state.memory:
         distances = state.memory[name]
     else:
         p = state.prototypes.double()
-        rows = p if gcsa else functional.normalize(p, dim=1)
+        rows = p if gram else functional.normalize(p, dim=1)
         # Before there are prototypes, classes are as far apart as orthogonal directions.
         distances = _squared_distances(rows) if state.present.any() else 2.0 - 2.0 * torch.eye(len(p))
     return (
-        shrink(centre(distances, present), beta, present) if gcsa else shrink_dissimilarities(distances, beta, present)
+        shrink(centre(distances, present), beta, present) if gram else shrink_dissimilarities(distances, beta, present)
     )
 
 
@@ -163,7 +162,8 @@ def relate(state: ServerState, config: RunConfig, sent: Sequence[Sent]) -> Serve
         minimum=config.min_contributors,
     )
     memory |= {"distances": relations.distances, "seen": relations.seen}
-    if config.structural == "rcsa":
+    loss = LOSSES.get(config.structural)
+    if loss is not None and loss.kind == "dissimilarities":
         prefix = "directions-"
         directions = average_dissimilarities(
             contributions, classes, previous=_remembered(state, config, prefix), minimum=config.min_contributors

@@ -10,7 +10,7 @@ from torch import Tensor
 from isoproto.geometry.class_sums import ClassSums
 from isoproto.precision import full_precision, outside_autocast
 
-Head = Callable[[Tensor], Tensor]
+HeadFunction = Callable[[Tensor], Tensor]
 """Features ``[n, d]`` to logits ``[n, C]``, row by row (no batch statistics)."""
 
 SAME_POINT = 1e-6  # share of their mean square that prototypes must differ by, else they are one point in float32
@@ -74,7 +74,7 @@ def linear_gradients(features: Tensor, labels: Tensor, weight: Tensor, bias: Ten
 
 
 @outside_autocast
-def head_gradients(head: Head, features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
+def head_gradients(head: HeadFunction, features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
     """Sum each class's feature gradients through any head, by one reverse pass; see ``linear_gradients``.
 
     Parameters of ``head`` get no gradient. Its mode (dropout, running statistics) is the caller's business.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.matching.feature_gradients import Head, cross_entropy_residuals, squared_radius
+from isoproto.matching.feature_gradients import HeadFunction, cross_entropy_residuals, squared_radius
 from isoproto.precision import full_precision
 from isoproto.registry import lookup
 
@@ -198,7 +198,7 @@ def _descend_on_vectors(head: _LinearHead, start: Tensor, steps: int, rate: floa
 
 def match_gradients_autograd(
     vectors: Tensor,
-    head: Head,
+    head: HeadFunction,
     gradients: Tensor,
     present: Tensor,
     *,

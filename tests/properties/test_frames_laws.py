@@ -4,17 +4,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from isoproto.geometry.frames import (
-    RANK,
-    align,
-    average_dissimilarities,
-    average_relations,
-    centre,
-    embed,
-    shrink,
-    similarity_map,
-)
+from isoproto.geometry.embedding import embed
 from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.relations import average_dissimilarities, average_relations, centre, shrink
+from isoproto.geometry.similarity import RANK, align, similarity_map
 from isoproto.losses import LOSSES
 
 CLASSES = 6

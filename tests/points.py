@@ -1,0 +1,46 @@
+"""Points, clients that hold some of them, and masks of classes: what tests of geometry are made of."""
+
+from __future__ import annotations
+
+import torch
+
+from isoproto.geometry.prototypes import Contribution
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def mask(*held, size):
+    present = torch.zeros(size, dtype=torch.bool)
+    present[list(held)] = True
+    return present
+
+
+def everyone(size):
+    return torch.ones(size, dtype=torch.bool)
+
+
+def contribution(ids, means, counts=None):
+    counts = torch.full((len(ids),), 10) if counts is None else torch.tensor(counts)
+    return Contribution(torch.tensor(ids, dtype=torch.int64), torch.as_tensor(means), counts, int(counts.sum()))
+
+
+def squares(points):
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def copies(points, classes_of_clients):
+    """Clients with turned, scaled and shifted copies of some of the points."""
+    d = points.shape[1]
+    for k, ids in enumerate(classes_of_clients):
+        rotation = torch.linalg.qr(randn(d, d, seed=k)).Q
+        yield contribution(ids, (0.5 + k) * points[ids] @ rotation + randn(d, seed=100 + k))
+
+
+# Scales are tied by pairs of classes that two clients share.
+OVERLAPPING = [[0, 1, 2, 3], [2, 3, 4], [0, 3, 4, 5], [0, 1], [3, 5, 6], [6], []]
