@@ -19,17 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from client_app.training import (
-    TERMS,
-    Alignment,
-    Anchoring,
-    LocalSettings,
-    Statistics,
-    batches,
-    make_optimizer,
-)
+from client_app.training import LocalSettings, Statistics, batches, compared, make_optimizer
 from isoproto.data import ClientData, to_float
 from isoproto.losses import AlignmentLoss, batch_targets
+from isoproto.parts.alignment import AlignmentTerm
+from isoproto.parts.base import Batch, Compare, LossTerm
 from models import FeatureModel
 from models.base import ChannelsLast, Grid
 
@@ -71,16 +65,24 @@ class Member:
     Attributes:
         parameters: Its weights when training begins, by name; only read.
         data: Its data; at least one training sample.
-        alignment: What to align to.
         generator: Source of the batch order.
-        anchoring: What to pull to.
+        terms: What is added to the cross-entropy.
     """
 
     parameters: Mapping[str, Tensor]
     data: ClientData
-    alignment: Alignment | None
     generator: torch.Generator
-    anchoring: Anchoring | None = None
+    terms: tuple[LossTerm, ...] = ()
+
+    @property
+    def alignment(self) -> AlignmentTerm | None:
+        """The term that is computed for all clients at once."""
+        return next((term for term in self.terms if isinstance(term, AlignmentTerm)), None)
+
+    @property
+    def others(self) -> tuple[LossTerm, ...]:
+        """The terms that are computed client by client."""
+        return tuple(term for term in self.terms if not isinstance(term, AlignmentTerm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,13 +297,16 @@ class _Course:
     Attributes:
         order: Indices of samples, all batches of all epochs.
         sizes: Samples of each batch.
-        goals: What each is aligned to: constants of its ``AlignmentLoss`` for ``rows`` rows, and factors of both terms.
+        goals: What each batch is aligned to: constants of the ``AlignmentLoss`` for ``rows`` rows, and factors of both
+            terms. Empty without an alignment.
+        compares: The comparisons of each batch that are made client by client.
         last: The first batch of the last epoch.
     """
 
     order: Tensor
     sizes: list[int]
     goals: list[tuple[Tensor, ...]]
+    compares: list[tuple[Compare, ...]]
     last: int
 
     @classmethod
@@ -311,11 +316,12 @@ class _Course:
             last = len(steps)
             steps += batches(len(labels), settings.batch_size, member.generator, settings.batches)
         order, sizes = torch.cat(steps), [len(step) for step in steps]
-        aligned = list(_goals(member.alignment, labels[order].split(sizes), rows)) if member.alignment else []
-        return cls(order, sizes, aligned, last)
+        in_order = labels[order].split(sizes)
+        aligned = list(_goals(member.alignment, in_order, rows)) if member.alignment else []
+        return cls(order, sizes, aligned, list(compared(member.others, in_order)), last)
 
 
-def _goals(alignment: Alignment, labels: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
+def _goals(alignment: AlignmentTerm, labels: Sequence[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
     """Yield what each batch is aligned to; what fills it up is of a class more, which has no prototype."""
     classes, device, rows = len(alignment.present), alignment.present.device, _rounded(rows)
     present = functional.pad(alignment.present, (0, 1))
@@ -339,14 +345,11 @@ def _train_together(
     )
     stack = _Stack.of([member.parameters for member in members])
     optimizer = make_optimizer(nn.ParameterList([stack.vector]), settings)
-    totals = torch.zeros(len(members), len(TERMS), device=device)
-    nothing = torch.zeros(len(members), 2, device=device)
-    alignment, anchored = members[0].alignment, any(member.anchoring for member in members)
-    weighted = nothing
-    if alignment is not None:
-        weighted = torch.tensor(
-            [[m.alignment.lambda_, m.alignment.gamma] for m in members if m.alignment], device=device
-        )
+    alignment = members[0].alignment
+    weighted = torch.stack([m.alignment.weights for m in members if m.alignment]) if alignment else None
+    others = list(dict.fromkeys(name for member in members for term in member.others for name in term.names))
+    names = [*(alignment.names if alignment else ()), *others]
+    totals = torch.zeros(len(members), 2 + len(names), device=device)
     after: list[dict[str, Tensor]] = []
     running: list[Statistics | None] = [None] * len(members)
     x = torch.cat([member.data.train_x for member in members]).to(device)
@@ -359,27 +362,28 @@ def _train_together(
             if len(courses[0].sizes) - step >= _STEPS_LEFT and 2 * active <= stack.clients:
                 stack, optimizer = stack.narrowed(active, optimizer, settings)
             weights = stack.first(active)
-        features = stacked_features(model, weights, to_float(x[pictures[step, :active]]))
+        inputs = to_float(x[pictures[step, :active]])
+        features = stacked_features(model, weights, inputs)
         logits = LAYERS[nn.Linear](model.head, features, weights["head.weight"], weights["head.bias"])
         losses = functional.cross_entropy(logits.flatten(0, 1), labels[step, :active].flatten(), reduction="none")
         entropy = (losses.view(active, -1) * shares[step, :active]).sum(1)
-        terms, drawn, loss = nothing[:active], nothing[:active], entropy
-        if alignment is not None:
-            goals = [course.goals[step] for course in courses[:active]]
-            terms = _aligned(alignment.loss, features, goals)
+        seen, loss = [entropy.unsqueeze(1)], entropy
+        if alignment is not None and weighted is not None:
+            terms = _aligned(alignment.loss, features, [course.goals[step] for course in courses[:active]])
             loss = loss + (terms * weighted[:active]).sum(1)
-        if anchored:
-            parts = [
-                _drawn(member.anchoring, rows[:size], y[:size])
-                for member, course, rows, y in zip(members, courses, features.unbind(), labels[step], strict=False)
-                for size in course.sizes[step : step + 1]
+            seen.append(terms)
+        if others:
+            each = map(Batch, inputs, features, logits, labels[step, :active])
+            found = [
+                _one_by_one(member, course.compares[step], batch, course.sizes[step], others)
+                for member, course, batch in zip(members, courses, each, strict=False)
             ]
-            drawn, pull = map(torch.stack, zip(*parts, strict=True))
+            values, pull = map(torch.stack, zip(*found, strict=True))
             loss = loss + pull
+            seen.append(values)
         loss.sum().backward()
         optimizer.step()
-        seen = torch.cat([entropy.unsqueeze(1), terms, drawn, loss.unsqueeze(1)], 1).detach()
-        totals[:active] += seen * counted[step, :active]
+        totals[:active] += torch.cat([*seen, loss.unsqueeze(1)], 1).detach() * counted[step, :active]
         if settings.proto_source != "post-eval":
             for i, (member, course, rows, y) in enumerate(
                 zip(members, courses, features.detach(), labels[step], strict=False)
@@ -392,7 +396,7 @@ def _train_together(
     means = totals / counted.sum(0)
     seconds = (time.perf_counter() - started) / len(members)
     return [
-        Trained(rows, dict(zip(TERMS, losses, strict=True)), statistics, seconds)
+        Trained(rows, dict(zip(("cross-entropy", *names, "total"), losses, strict=True)), statistics, seconds)
         for rows, losses, statistics in zip(after, means.tolist(), running, strict=True)
     ]
 
@@ -505,9 +509,19 @@ def _aligned(loss: AlignmentLoss, features: Tensor, goals: Sequence[tuple[Tensor
     return terms
 
 
-def _drawn(anchoring: Anchoring | None, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return HPCL and HPAL of one client's batch, shape ``[2]``, and their weighted sum."""
-    if anchoring is None:
-        return features.new_zeros(2), features.new_zeros(())
-    terms = anchoring.anchors(features, labels)
-    return terms, terms @ terms.new_tensor([anchoring.pcl, anchoring.pal])
+def _one_by_one(
+    member: Member, compares: Sequence[Compare], padded: Batch, size: int, names: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Compute the terms of one client that are not stacked, on the first ``size`` samples of its batch.
+
+    Returns:
+        Their values by ``names``, shape ``[len(names)]``, and their weighted sum, shape ``[]``.
+    """
+    batch = Batch(*(part[:size] for part in padded))
+    values = {name: batch.features.new_zeros(()) for name in names}
+    pull = batch.features.new_zeros(())
+    for i, (term, compare) in enumerate(zip(member.others, compares, strict=True)):
+        found = compare(batch)
+        values |= zip(term.names, found, strict=True)
+        pull = found @ term.weights if i == 0 else pull + found @ term.weights
+    return torch.stack(list(values.values())), pull

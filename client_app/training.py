@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,7 @@ from torch.nn import functional
 from isoproto.data import ClientData, to_float
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.geometry.class_sums import ClassSums
-from isoproto.losses import AlignmentLoss, BatchTarget, batch_targets
-from isoproto.losses.anchors import Anchors
+from isoproto.parts.base import Batch, Compare, LossTerm, OwnedModule
 from isoproto.precision import full_precision, wide
 from isoproto.seeding import derive
 from models import FeatureModel
@@ -24,9 +22,6 @@ from models import FeatureModel
 _EVAL_NUMBERS = {"cpu": 5 * 2**16, "other": 2**24}
 _RESIDENT = 2**30  # bytes of pictures up to which a client's data lie on its device while it trains
 _TOKEN_NUMBERS = 64  # what a token counts for: it becomes a vector
-
-TERMS = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
-"""Names of the loss terms that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,42 +38,6 @@ class LocalSettings:
     batches: str = "shuffled"
     augment: str = "none"
     amp: str = "off"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alignment:
-    """What the client is aligned to in a round.
-
-    Attributes:
-        loss: Entry of ``LOSSES``.
-        target: What ``loss.target`` made of the global prototypes, once.
-        present: Which classes have a global prototype, ``[C]``, bool.
-        lambda_: Weight of the prototype-level term.
-        gamma: Weight of the instance-level term.
-        missing: What becomes of samples without a global prototype, see ``batch_targets``.
-    """
-
-    loss: AlignmentLoss
-    target: Tensor
-    present: Tensor
-    lambda_: float
-    gamma: float
-    missing: Literal["mask", "self"] = "mask"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Anchoring:
-    """What HPCL and HPAL pull a client's features to in a round, and how much.
-
-    Attributes:
-        anchors: Both losses.
-        pcl: Weight of HPCL.
-        pal: Weight of HPAL.
-    """
-
-    anchors: Anchors
-    pcl: float
-    pal: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,41 +106,40 @@ def train(
     model: FeatureModel,
     data: ClientData,
     settings: LocalSettings,
-    alignment: Alignment | None,
+    terms: Sequence[LossTerm],
     generator: torch.Generator,
-    anchoring: Anchoring | None = None,
+    owned: OwnedModule | None = None,
 ) -> tuple[dict[str, float], Statistics | None]:
     r"""Train for some local epochs.
 
     .. math::
-        L = CE(h(z), y) + \lambda L_{proto} + \gamma L_{inst} + w_{pcl} HPCL + w_{pal} HPAL
+        L = CE(h(z), y) + \sum_t w_t L_t
 
-    Reference: FedSAF, Eq. 19; FedHPro, Eq. 15. Without anything global the loss is CE alone.
+    Reference: FedSAF, Eq. 19; FedHPro, Eq. 15. Without terms the loss is the cross-entropy alone.
 
     Args:
-        model: Trained in place; on the device that the data are moved to.
+        model: Trained in place, on its device.
         data: The client's data; at least one training sample.
-        settings: Epochs, batches, optimiser, augmentation, precision of the model (losses are in float32 always).
-        alignment: What to align to.
-        generator: Source of the batch order; its seed is also that of dropout and of the
-            augmentation, so that neither changes the order.
-        anchoring: What to pull to.
+        settings: Epochs, batches, optimiser, augmentation, precision of the model. Losses are in float32 always.
+        terms: What is added to the cross-entropy.
+        generator: Source of the batch order. Its seed is also that of dropout and of the augmentation, so that neither
+            changes the order.
+        owned: A module of a part's own, which the terms read and which is trained beside the model.
 
     Returns:
-        Mean loss terms of the last epoch, and running class statistics of its features if
+        Mean loss terms of the last epoch by name, and running class statistics of its features if
         ``settings.proto_source`` asks for them.
     """
     device = next(model.parameters()).device
     samples = len(data.train_y)
     # All at once: a copy for each batch would have the processor wait for the device.
     pictures = data.train_x.to(device) if data.train_x.nbytes <= _RESIDENT else data.train_x
-    # A single sample has no batch statistics: its model trains on the running ones.
-    model.train(samples > 1)
-    optimizer = make_optimizer(model, settings)
-    weights = torch.tensor([alignment.lambda_, alignment.gamma] if alignment else [0.0, 0.0], device=device)
-    pulls = torch.tensor([anchoring.pcl, anchoring.pal] if anchoring else [0.0, 0.0], device=device)
-    nothing = torch.zeros(2, device=device)
-    totals = torch.zeros(len(TERMS), device=device)
+    modules: list[nn.Module] = [model] if owned is None else [model, owned.module]
+    for module in modules:  # a single sample has no batch statistics: its model trains on the running ones
+        module.train(samples > 1)
+    optimizers = [make_optimizer(module, settings) for module in modules]
+    weights = [term.weights for term in terms]
+    totals = torch.zeros(2 + sum(map(len, weights)), device=device)
     running: Statistics | None = None
     augment = AUGMENTATIONS[settings.augment]
     draws = torch.Generator().manual_seed(derive(generator.initial_seed(), "augment"))
@@ -193,31 +151,52 @@ def train(
             order, sizes = torch.cat(steps), [len(step) for step in steps]
             labels = data.train_y.to(device)[order.to(device)].split(sizes)
             parts = order.to(pictures.device).split(sizes)
-            for index, y, goal in zip(parts, labels, _goals(alignment, labels), strict=False):
+            for index, y, compare in zip(parts, labels, compared(terms, labels), strict=True):
                 with amp:
                     x = to_float(augment(pictures[index].to(device), draws), model.layout)
                     features = model.features(x)
                     logits = model.head(features)
-                features = full_precision(features)  # what losses and class means are made of
-                loss = cross_entropy = functional.cross_entropy(full_precision(logits), y)
-                terms = drawn = nothing
-                if goal is not None:
-                    terms = goal(features)
-                    loss = loss + terms @ weights
-                if anchoring is not None:
-                    drawn = anchoring.anchors(features, y)
-                    loss = loss + drawn @ pulls
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
+                # In full precision, since losses and class means are made of them.
+                batch = Batch(x, full_precision(features), full_precision(logits), y)
+                cross_entropy = functional.cross_entropy(batch.logits, y)
+                values = [value(batch) for value in compare]
+                loss = cross_entropy if owned is None else owned.entropy * cross_entropy
+                for value, weight in zip(values, weights, strict=True):
+                    loss = loss + value @ weight
+                _step(loss, optimizers, modules, clip=owned.clip if owned else 0.0)
                 if last:
-                    told = cross_entropy.detach().view(1), terms.detach(), drawn.detach(), loss.detach().view(1)
-                    totals += torch.cat(told) * len(y)
+                    seen = [cross_entropy.detach().view(1), *(v.detach() for v in values), loss.detach().view(1)]
+                    totals += torch.cat(seen) * len(y)
                 if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
-                    seen = Statistics.of(features.detach(), y, len(data.classes))
-                    running = seen if running is None else running + seen
+                    statistics = Statistics.of(batch.features.detach(), y, len(data.classes))
+                    running = statistics if running is None else running + statistics
     means = (totals / sum(sizes)).tolist()
-    return dict(zip(TERMS, means, strict=True)), running
+    return dict(zip(term_names(terms), means, strict=True)), running
+
+
+def term_names(terms: Sequence[LossTerm]) -> list[str]:
+    """Return the names under which losses are reported."""
+    return ["cross-entropy", *(name for term in terms for name in term.names), "total"]
+
+
+def compared(terms: Sequence[LossTerm], labels: Sequence[Tensor]) -> Iterator[tuple[Compare, ...]]:
+    """Yield, for each batch of an epoch, the comparison of each term."""
+    if not terms:
+        return itertools.repeat((), len(labels))
+    return zip(*(term.batches(labels) for term in terms), strict=True)
+
+
+def _step(
+    loss: Tensor, optimizers: Sequence[torch.optim.Optimizer], modules: Sequence[nn.Module], *, clip: float
+) -> None:
+    """Go one step down the loss."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    for module, optimizer in zip(modules, optimizers, strict=True):
+        if clip:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
 
 
 @contextmanager
@@ -229,13 +208,6 @@ def _dropout_from(generator: torch.Generator, device: torch.device) -> Iterator[
         if on_gpu:
             torch.cuda.default_generators[device.index].manual_seed(seed)
         yield
-
-
-def _goals(alignment: Alignment | None, labels: Sequence[Tensor]) -> Iterator[BatchTarget | None]:
-    """What each batch of an epoch is aligned to; ``None`` for ever without an alignment."""
-    if alignment is None:
-        return itertools.repeat(None)
-    return batch_targets(alignment.loss, labels, alignment.target, alignment.present, missing=alignment.missing)
 
 
 def _equal_parts(x: Tensor, most: int) -> Sequence[Tensor]:

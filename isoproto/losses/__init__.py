@@ -4,6 +4,8 @@
 ``rcsa`` compare relations between classes only. A new loss is one file and one line here.
 """
 
+from collections.abc import Iterable
+
 from isoproto.losses.base import AlignmentLoss, BatchTarget, alignment_terms, batch_targets
 from isoproto.losses.cosine import COSINE
 from isoproto.losses.gcsa import GCSA
@@ -13,4 +15,17 @@ from isoproto.losses.rcsa import RCSA
 
 LOSSES: dict[str, AlignmentLoss] = {"mse": MSE, "cosine": COSINE, "gcsa": GCSA, "rcsa": RCSA}
 
-__all__ = ["LOSSES", "AlignmentLoss", "BatchTarget", "alignment_terms", "batch_targets", "procrustes_split"]
+__all__ = [
+    "LOSSES",
+    "AlignmentLoss",
+    "BatchTarget",
+    "alignment_terms",
+    "batch_targets",
+    "procrustes_split",
+    "structural",
+]
+
+
+def structural(terms: Iterable[str]) -> AlignmentLoss | None:
+    """Return the alignment loss among the terms of the setting `alignment`, of which there is one at most."""
+    return next((LOSSES[term] for term in terms if term in LOSSES), None)

@@ -135,3 +135,15 @@ def prototype_head(prototypes: Tensor, present: Tensor, sharpness: float = 10.0)
     square = squared_radius(p, present)
     scale = torch.where(square > 0, sharpness / square, 0.0)
     return scale * p, torch.where(present, -scale / 2 * p.square().sum(1), NEVER)
+
+
+def gradient_limit(weight: Tensor) -> float:
+    r"""Return the longest that a feature gradient through the linear head ``weight`` ``[C, d]`` can be.
+
+    The gradient is :math:`W^T r` with a residual :math:`\|r\|_1 \le 2`. A hundredth and a little more is for rounding.
+
+    Example:
+        >>> round(gradient_limit(torch.tensor([[3.0, 4.0], [0.0, 1.0]])), 3)
+        10.1
+    """
+    return 2.02 * float(weight.double().norm(dim=1).max()) + 1e-6

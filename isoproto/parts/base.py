@@ -61,7 +61,7 @@ class Limit(NamedTuple):
 
     Attributes:
         longest: Largest Euclidean norm.
-        reason: Why no honest row is longer, as the end of a sentence that begins with the row.
+        reason: End of the sentence "row of class 3 has norm 7, ..."; it holds ``{:.3g}`` for the number.
     """
 
     longest: float
@@ -221,9 +221,15 @@ class Part:
         """Return the arrays to send, by the names in ``down``."""
         return {}
 
-    def limits(self, state: ServerState) -> Mapping[str, LimitOf]:
-        """Return how long rows of the arrays in ``sends`` may be, given what clients were sent; else `max-norm` holds."""
-        return {}
+    def limits(self, state: ServerState) -> Mapping[str, LimitOf | None]:
+        """Return, for each array that clients may send in this round, how long its rows may be.
+
+        ``None`` stands for the setting `max-norm`.
+
+        Args:
+            state: What the clients were sent.
+        """
+        return {field.name: None for field in self.sends}
 
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
         """Fold the clients' replies into the state.

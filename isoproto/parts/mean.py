@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROTOTYPES = (
     Field(name="prototypes", shape="C d", rounded=True, together="prototypes", mask="present"),
-    Field(name="present", shape="C", dtype=torch.uint8, together="prototypes"),
+    Field(name="present", shape="C", dtype=torch.bool, together="prototypes"),
 )
 
 

@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 
 from isoproto.errors import FrameError
-from isoproto.geometry.frames import (
-    Relations,
-    align,
-    average_dissimilarities,
-    average_relations,
-    centre,
-    embed,
-    shrink,
-)
+from isoproto.geometry.embedding import embed
 from isoproto.geometry.prototypes import Contribution
-from isoproto.parts.alignment import structural
+from isoproto.geometry.relations import Relations, average_dissimilarities, average_relations, centre, shrink
+from isoproto.geometry.similarity import align
+from isoproto.losses import structural
 from isoproto.parts.base import Arrays, Part, PartState, Sent
 from isoproto.parts.mean import PROTOTYPES, published, send_prototypes
 from isoproto.parts.state import ServerState
@@ -71,9 +65,10 @@ class CommonFrame(Part):
         """Return the part if there are prototypes and their coordinates are not shared."""
         if config.prototypes not in ("mean", "hyper") or config.frame == "shared":
             return None
+        loss = structural(config.terms)
         return cls(
             frame=config.frame,
-            directions=structural(config).compares_directions,
+            directions=loss is not None and loss.kind == "dissimilarities",
             shrink=config.relation__shrink,
             debias=config.relation__debias,
             minimum=config.min_contributors,
@@ -100,7 +95,7 @@ class CommonFrame(Part):
         state = Distances(relations.distances, relations.seen).put(after)
         if self.directions:
             previous = Directions.of(after)
-            remembered = previous and (previous.directions_distances, previous.directions_seen)
+            remembered = (previous.directions_distances, previous.directions_seen) if previous else None
             found = average_dissimilarities(
                 rows, len(present), previous=self._remembered(after, remembered), minimum=self.minimum
             )
@@ -120,14 +115,14 @@ class CommonFrame(Part):
             scatter,
             len(state.present),
             debias=self.debias,
-            previous=self._remembered(state, previous and (previous.distances, previous.seen)),
+            previous=self._remembered(state, (previous.distances, previous.seen) if previous else None),
             minimum=self.minimum,
         )
 
     def _placed(
         self, state: ServerState, relations: Relations, rows: Sequence[Contribution], figures: dict[str, Any]
     ) -> Tensor:
-        """Return the prototypes in the frame, ``[C, d]``; ``figures`` gets the share of relations that no points have."""
+        """Return the prototypes in the frame; ``figures`` gets the share of relations that no points can have."""
         prototypes, width = state.prototypes, state.prototypes.shape[1]
         gram = centre(relations.distances, relations.present)
         if self.frame == "gram":
@@ -137,7 +132,7 @@ class CommonFrame(Part):
             embedding = embed(gram, relations.present, width, onto=prototypes if state.present.any() else None)
             prototypes, figures["cut"] = embedding.vectors, embedding.cut
         if self.frame == "procrustes":
-            # The reference shows a class that it lacks in projection only. So it is made anew when there is a new class.
+            # The reference shows a class that it lacks in projection only. So a new class makes a new reference.
             known = relations.present if new else state.present
             prototypes = align(rows, prototypes, known, iterations=8 if new else 2, minimum=self.minimum).vectors
         return prototypes

@@ -6,11 +6,13 @@ import dataclasses
 import functools
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from isoproto.geometry.frames import Similarity, similarity_map
+from isoproto.geometry.similarity import Similarity, similarity_map
 from isoproto.parts.base import Arrays
 
+CPU = torch.device("cpu")
 Rows = tuple[Tensor, Tensor]
 """A row (or several) for each class, ``[C, ..., d]``, and which classes have some, ``[C]`` bool."""
 
@@ -46,6 +48,7 @@ class View:
         own: The client's class means; ``None`` before its first pass, or where no part needs them.
         num_classes: C.
         feature_dim: d.
+        device: Where the client computes. What the server sent and ``own`` are on the CPU.
     """
 
     client: str
@@ -55,6 +58,7 @@ class View:
     own: OwnMeans | None
     num_classes: int
     feature_dim: int
+    device: torch.device = CPU
 
     @property
     def sent(self) -> Rows | None:

@@ -1,7 +1,8 @@
 """The settings of a run, one frozen dataclass for each concern.
 
-``isoproto.config.RunConfig`` inherits from all of them, so a function asks for the section that it needs and takes the
-whole configuration. A field's key is its name in kebab-case; ``lambda_`` is ``lambda``, ``hyper__size`` is ``hyper.size``.
+``isoproto.config.RunConfig`` inherits from all of them, so a function asks for the section that it needs and takes
+the whole configuration. A field's key is its name in kebab-case: ``lambda_`` is ``lambda``, ``hyper__size`` is
+``hyper.size``.
 """
 
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ class Method:
     )
     prototypes: str = free(
         AUTO,
-        doc="How the server makes global prototypes: `none`, the clients' `mean`, `hyper` (hyper-prototypes beside the "
-        "mean), or another name in `PROTOTYPES`.",
+        doc="How the server makes global prototypes: `none`, the clients' `mean`, `hyper` (hyper-prototypes beside "
+        "the mean), or another name in `PROTOTYPES`.",
     )
     alignment: str = free(
         AUTO,
-        doc="Loss terms that clients add to cross-entropy, joined by `+`: at most one name in `LOSSES` (`mse`, `cosine`, "
-        "`gcsa`, `rcsa`), and names in `TERMS` (`hpcl`, `hpal`, ...); or `none`. The strategy's other defaults stay, "
-        "except `lambda`, `gamma` and `missing`, which come from the loss.",
+        doc="Loss terms that clients add to cross-entropy, joined by `+`: at most one name in `LOSSES` (`mse`, "
+        "`cosine`, `gcsa`, `rcsa`), and names in `TERMS` (`hpcl`, `hpal`, ...); or `none`. The strategy's other "
+        "defaults stay, except `lambda`, `gamma` and `missing`, which come from the loss.",
     )
     share: str = one_of(
         AUTO, AUTO, "none", "head", "base", "model", doc="Which weights of the clients' models the server averages."
@@ -42,16 +43,17 @@ class Method:
         "mask",
         "self",
         auto="mask",
-        doc="What happens to samples whose class has no global prototype. `mask`: the instance-level term leaves them out. "
-        "`self`: they count with a residual of zero, as in FedProto; only losses of coordinates can do that.",
+        doc="What happens to samples whose class has no global prototype. `mask`: the instance-level term leaves "
+        "them out. `self`: they count with a residual of zero, as in FedProto; only losses of coordinates can do"
+        " that.",
     )
     proto_source: str = one_of(
         "post-eval",
         "post-eval",
         "last-epoch",
         "all-epochs",
-        doc="Where the prototypes that a client sends come from: a pass in eval mode after training, or running means in "
-        "train mode over the last epoch or over all epochs.",
+        doc="Where the prototypes that a client sends come from: a pass in eval mode after training, or running "
+        "means in train mode over the last epoch or over all epochs.",
     )
     proto_weight: str = one_of(
         "class_samples",
@@ -68,17 +70,17 @@ class Method:
         "gram",
         auto="shared",
         doc="In which coordinates prototypes of different clients meet. `shared`: as they are, as in the papers. "
-        "`procrustes`: each client's are mapped onto common ones. `gram`: the server makes points from the clients' "
-        "averaged relations between classes.",
+        "`procrustes`: each client's are mapped onto common ones. `gram`: the server makes points from the "
+        "clients' averaged relations between classes.",
     )
     anchors: str = one_of(
         "global",
         "global",
         "own",
         "private",
-        doc="What the terms of `alignment` compare with. `global`: what the server sends. The other two are controls that "
-        "use nothing of other clients. `own`: the client's own prototypes and their relations. `private`: random "
-        "vectors, and the simplex, in which all classes are equally far apart.",
+        doc="What the terms of `alignment` compare with. `global`: what the server sends. The other two are controls"
+        " that use nothing of other clients. `own`: the client's own prototypes and their relations. `private`: "
+        "random vectors, and the simplex, in which all classes are equally far apart.",
     )
     stale: str = one_of(
         "keep", "keep", "drop", doc="Whether a class that nobody sent in a round keeps its last prototype."
@@ -94,8 +96,8 @@ class Relation:
         0,
         1,
         auto=0.0,
-        doc="How far averaged relations between classes are pulled towards the regular simplex. With 0 in the shared "
-        "frame, the relations are those of the prototypes that the server sends.",
+        doc="How far averaged relations between classes are pulled towards the regular simplex. With 0 in the shared"
+        " frame, the relations are those of the prototypes that the server sends.",
     )
     relation__debias: bool = free(True, doc="Subtract what sampling noise adds to distances between class means.")
 
@@ -111,8 +113,8 @@ class Hyper:
         "normal",
         "prototypes",
         auto="prototypes",
-        doc="Where hyper-prototypes start: from noise, as in the paper, or about the prototypes. With `anchors` other than "
-        "`global` it is decided by `anchors`.",
+        doc="Where hyper-prototypes start: from noise, as in the paper, or about the prototypes. With `anchors` "
+        "other than `global` it is decided by `anchors`.",
     )
     hyper__spread: float = number(
         0.3, 0, doc="Distance of hyper-prototypes from the prototypes at the start, in radii of the prototypes."
@@ -122,7 +124,8 @@ class Hyper:
         AUTO,
         0,
         auto=0.002,
-        doc="Step size of gradient matching. With 0 hyper-prototypes stay where they started and clients send no gradients.",
+        doc="Step size of gradient matching. With 0 hyper-prototypes stay where they started and clients send no "
+        "gradients.",
     )
     hyper__optimizer: str = one_of(AUTO, AUTO, "sgd", "adam", auto="adam", doc="Optimiser of gradient matching.")
     hyper__head: str = one_of(
@@ -131,9 +134,9 @@ class Hyper:
         "shared",
         "server",
         "prototype",
-        doc="The linear head that gradients are taken through. `shared`: the averaged classifier, which needs `share` = head "
-        "or model and `frame` = shared. `server`: one that the server trains on prototypes. `prototype`: the "
-        "nearest-prototype rule. `auto` is `shared` where that is possible, else `prototype`.",
+        doc="The linear head that gradients are taken through. `shared`: the averaged classifier, which needs "
+        "`share` = head or model and `frame` = shared. `server`: one that the server trains on prototypes. "
+        "`prototype`: the nearest-prototype rule. `auto` is `shared` where that is possible, else `prototype`.",
     )
     hyper__distance: str = one_of(
         "cosine",
@@ -160,8 +163,8 @@ class Hyper:
         "none",
         "none",
         "creff",
-        doc="`creff`: the server replaces the averaged classifier by one that it trains on features made from classifier "
-        "gradients, as the published code does for long-tailed data.",
+        doc="`creff`: the server replaces the averaged classifier by one that it trains on features made from "
+        "classifier gradients, as the published code does for long-tailed data.",
     )
     hyper__margin: str = one_of(
         AUTO,
@@ -171,8 +174,8 @@ class Hyper:
         "present",
         "additive",
         auto="none",
-        doc="Margin of HPCL. `literal`: the paper's, with its divisor. `present`: a true mean over the pairs of classes that "
-        "a client holds. `additive`: as in the published code.",
+        doc="Margin of HPCL. `literal`: the paper's, with its divisor. `present`: a true mean over the pairs of "
+        "classes that a client holds. `additive`: as in the published code.",
     )
     hyper__temperature: float = number(0.05, 0, above=True, doc="Temperature of HPCL.")
     hyper__form: str = one_of(
@@ -199,15 +202,15 @@ class Rounds:
         0.0,
         0,
         10,
-        doc="Extra clients to invite, as a share of the cohort. The round closes once `fraction` of the clients have "
-        "replied, and does not wait for the slowest. For real nodes only.",
+        doc="Extra clients to invite, as a share of the cohort. The round closes once `fraction` of the clients have"
+        " replied, and does not wait for the slowest. For real nodes only.",
     )
     join_late: float = number(
         0.0,
         0,
         0.99,
-        doc="Share of the clients that do not train before round `join-round`. They are evaluated with the others, and "
-        "figures show them apart.",
+        doc="Share of the clients that do not train before round `join-round`. They are evaluated with the others, "
+        "and figures show them apart.",
     )
     join_round: int = number(0, 0, doc="First round in which late clients may train; 0 is never.")
     seed: int = number(0, 0, doc="Seed of models, cohorts and batches. The partition has a seed of its own.")
@@ -216,8 +219,9 @@ class Rounds:
         "paper",
         "paper",
         "small",
-        doc="`small` makes a paper's setting one for two cores: smaller models of the same kinds, at most five rounds of one "
-        "epoch, some thousand samples, stand-ins for data sets that few have. The log and `summary.json` name each change.",
+        doc="`small` makes a paper's setting one for two cores: smaller models of the same kinds, at most five "
+        "rounds of one epoch, some thousand samples, stand-ins for data sets that few have. The log and "
+        "`summary.json` name each change.",
     )
     init_from: str = free(
         "", doc="Experiment id whose client models, under the same `state-dir`, are the starting point."
@@ -230,13 +234,14 @@ class Data:
 
     data: str = free(
         "digits4",
-        doc="Data set: a name, or `npz:FILE`, `imagefolder:FOLDER`, `csv:FILE`, `jsonl:FILE`, `module:FILE.py:callable`.",
+        doc="Data set: a name, or `npz:FILE`, `imagefolder:FOLDER`, `csv:FILE`, `jsonl:FILE`, "
+        "`module:FILE.py:callable`.",
     )
     data_dir: str = free("", doc="Folder with data files; an absolute path.")
     classes: str = free(
         "",
-        doc="Names of the federation's classes, separated by commas. Clients number their classes by them and may lack some. "
-        "Empty: the classes of the data set.",
+        doc="Names of the federation's classes, separated by commas. Clients number their classes by them and may "
+        "lack some. Empty: the classes of the data set.",
     )
     partition: str = free("domain", doc="Name in `PARTITIONERS`: how samples are dealt out to clients.")
     partition_seed: int = number(1, 0, doc="Seed of the partition and of each client's split into train and test part.")
@@ -249,9 +254,10 @@ class Data:
         "official",
         "global",
         "stratified",
-        doc="`merged`: official train and test part are pooled, and each client splits its share. `official`: clients train "
-        "on their share of the train part and are tested on their share of the test part. `global`: each is tested on "
-        "the whole test part. `stratified`: as `official`, with a test part drawn by class and domain.",
+        doc="`merged`: official train and test part are pooled, and each client splits its share. `official`: "
+        "clients train on their share of the train part and are tested on their share of the test part. "
+        "`global`: each is tested on the whole test part. `stratified`: as `official`, with a test part drawn by"
+        " class and domain.",
     )
     test_fraction: float = number(
         0.25,
@@ -278,8 +284,8 @@ class Training:
     feature_dim: int = number(128, 1, 65536, doc="Feature width that all models have in common.")
     heads: str = free(
         "linear",
-        doc="Name in `HEADS`. Every client has a `linear` head, or heads are dealt out like the models: one to four layers "
-        "(`mixed`), HtFLlib's `htc4`, or those that belong to the models `htm4` and `htm10`.",
+        doc="Name in `HEADS`. Every client has a `linear` head, or heads are dealt out like the models: one to four "
+        "layers (`mixed`), HtFLlib's `htc4`, or those that belong to the models `htm4` and `htm10`.",
     )
     init: str = one_of(
         "per-client",
@@ -293,8 +299,9 @@ class Training:
         "shuffled",
         "shuffled",
         "fixed",
-        doc="`shuffled`: a new order in every epoch. `fixed`: the order of the data, and whole batches only, as in FedSAF's "
-        "authors' code; samples after the last whole batch are never trained on, unless there is no other batch.",
+        doc="`shuffled`: a new order in every epoch. `fixed`: the order of the data, and whole batches only, as in "
+        "FedSAF's authors' code; samples after the last whole batch are never trained on, unless there is no "
+        "other batch.",
     )
     augment: str = one_of(
         "none",
@@ -303,9 +310,9 @@ class Training:
         "crop_flip",
         "crop_flip_batch",
         "autoaugment",
-        doc="Random changes of training pictures, drawn anew for each sample. `crop_flip` also shifts by up to four pixels, "
-        "`crop_flip_batch` shifts a whole batch alike as in FedHPro's published code, `autoaugment` is the policy for "
-        "CIFAR-10. Tests and `post-eval` prototypes use unchanged pictures.",
+        doc="Random changes of training pictures, drawn anew for each sample. `crop_flip` also shifts by up to four "
+        "pixels, `crop_flip_batch` shifts a whole batch alike as in FedHPro's published code, `autoaugment` is "
+        "the policy for CIFAR-10. Tests and `post-eval` prototypes use unchanged pictures.",
     )
     optimizer: str = one_of("sgd", "sgd", "adam", "adamw", doc="Local optimiser. It is created anew every round.")
     learning_rate: float = number(0.02, 0, doc="Its step size. 0 leaves the models as they are.")
@@ -316,15 +323,15 @@ class Training:
         "off",
         "off",
         "bf16",
-        doc="Precision of a model's forward and backward pass in local training. `bf16` is PyTorch's autocast to bfloat16; "
-        "weights, losses, statistics and evaluation stay in float32.",
+        doc="Precision of a model's forward and backward pass in local training. `bf16` is PyTorch's autocast to "
+        "bfloat16; weights, losses, statistics and evaluation stay in float32.",
     )
     cohort: str = one_of(
         "on",
         "on",
         "off",
-        doc="Whether small models of one architecture train as one program where that is faster, or one after the other. "
-        "Nothing but rounding differs.",
+        doc="Whether small models of one architecture train as one program where that is faster, or one after the "
+        "other. Nothing but rounding differs.",
     )
 
 
@@ -341,8 +348,8 @@ class Federation:
     min_nodes: int = number(
         0,
         0,
-        doc="Nodes that can take part (in a simulation: clients) to wait for before round 1. 0: all clients of a simulation, "
-        "else 2.",
+        doc="Nodes that can take part (in a simulation: clients) to wait for before round 1. 0: all clients of a "
+        "simulation, else 2.",
     )
     wait_timeout: float = number(300.0, 0, above=True, doc="Seconds to wait for nodes.")
     round_timeout: float = number(3600.0, 0, above=True, doc="Seconds until a round closes with the replies it has.")
@@ -364,8 +371,8 @@ class Wire:
         "float32",
         "float16",
         "int8",
-        doc="How rows of prototypes, gradients, relations and anchors travel, both ways: as they are, or rounded with one "
-        "scale per row. Weights are never rounded.",
+        doc="How rows of prototypes, gradients, relations and anchors travel, both ways: as they are, or rounded "
+        "with one scale per row. Weights are never rounded.",
     )
 
 

@@ -1,0 +1,85 @@
+"""Parts that methods are made of: ``PARTS``. A new part is one file and one line here.
+
+A part holds both halves of what a method adds: what the server sends and how it folds replies, and what a client adds
+to its loss and measures after training. The settings of a run say which parts it has, on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isoproto.parts.alignment import Alignment
+from isoproto.parts.anchors import AnchorLosses
+from isoproto.parts.base import Arrays, Batch, Field, LossTerm, OwnedModule, Part, PartState, Sent, Trained
+from isoproto.parts.hyper import HyperPrototypes
+from isoproto.parts.mean import Means
+from isoproto.parts.relations import CommonFrame
+from isoproto.parts.retrain import Retrain
+from isoproto.parts.server_head import ServerHead
+from isoproto.parts.state import LastAccuracy, ServerState
+from isoproto.parts.view import OwnMeans, View
+from isoproto.parts.weights import SharedWeights
+
+if TYPE_CHECKING:
+    from isoproto.config import RunConfig
+
+__all__ = [
+    "PARTS",
+    "PROTOTYPES",
+    "TERMS",
+    "Arrays",
+    "Batch",
+    "Field",
+    "LastAccuracy",
+    "LossTerm",
+    "OwnMeans",
+    "OwnedModule",
+    "Part",
+    "PartState",
+    "Sent",
+    "ServerState",
+    "Trained",
+    "View",
+    "parts_of",
+    "reported_terms",
+]
+
+# In the order in which the server folds replies, and in which arrays stand in messages.
+PARTS: tuple[type[Part], ...] = (
+    SharedWeights,
+    Means,
+    CommonFrame,
+    Alignment,
+    AnchorLosses,
+    HyperPrototypes,
+    ServerHead,
+    Retrain,
+)
+
+PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}
+"""Values of the setting `prototypes`, beside ``none``."""
+
+TERMS: dict[str, type[Part]] = {name: part for part in PARTS for name in part.aligns}
+"""Names in the setting `alignment` that are no losses in ``LOSSES``."""
+
+# Schema 1 of the messages has these terms in every reply, whatever the method.
+_ALWAYS: tuple[type[Part], ...] = (Alignment, AnchorLosses)
+
+
+def parts_of(config: RunConfig) -> tuple[Part, ...]:
+    """Return the parts that a run has under its resolved settings, in the order of ``PARTS``.
+
+    Example:
+        >>> from isoproto.config import RunConfig
+        >>> run = RunConfig(prototypes="mean", alignment="mse", share="none", frame="shared", lambda_=0.0, gamma=1.0)
+        >>> [type(part).__name__ for part in parts_of(run)]
+        ['Means', 'Alignment']
+    """
+    return tuple(part for kind in PARTS if (part := kind.of(config)) is not None)
+
+
+def reported_terms(parts: tuple[Part, ...]) -> tuple[str, ...]:
+    """Return the names of the loss terms that clients report, in order."""
+    used = {type(part) for part in parts}
+    names = [name for kind in PARTS if kind in _ALWAYS or kind in used for name in kind.reports]
+    return ("cross-entropy", *names, "total")

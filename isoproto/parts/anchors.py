@@ -1,0 +1,184 @@
+"""HPCL and HPAL: clients contrast features with, and pull them towards, anchors (FedHPro's losses)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from isoproto.losses.anchors import Anchors, Form, client_margin
+from isoproto.matching.hyperproto import summaries
+from isoproto.matching.starts import Start
+from isoproto.parts.base import Batch, Compare, LossTerm, Part
+from isoproto.parts.view import View
+
+if TYPE_CHECKING:
+    from isoproto.config import RunConfig
+
+NAMES = ("hpcl", "hpal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorTerm:
+    r"""What one client's features are pulled to in a round: :math:`w_{pcl} HPCL + w_{pal} HPAL`.
+
+    Reference: FedHPro, Eq. 15.
+
+    Attributes:
+        anchors: Computes both losses.
+        pcl: Weight of HPCL.
+        pal: Weight of HPAL.
+    """
+
+    anchors: Anchors
+    pcl: float
+    pal: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the two terms."""
+        return NAMES
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights of the two terms, shape ``[2]``."""
+        return torch.tensor([self.pcl, self.pal], device=self.anchors.rows.device)
+
+    def batches(self, labels: Sequence[Tensor]) -> Iterator[Compare]:
+        """Yield the comparison, which is the same for all batches."""
+        return itertools.repeat(functools.partial(_compare, self.anchors), len(labels))
+
+
+def _compare(anchors: Anchors, batch: Batch) -> Tensor:
+    return anchors(batch.features, batch.labels)
+
+
+def start_of(config: RunConfig) -> Start:
+    """Return how hyper-prototypes start under a run's settings."""
+    return Start(
+        seed=config.seed,
+        size=config.hyper__size,
+        noise=config.hyper__init == "normal",
+        spread=config.hyper__spread,
+    )
+
+
+def anchored(config: RunConfig) -> tuple[str, ...]:
+    """Return which of the two losses the setting `alignment` names."""
+    return tuple(term for term in config.terms if term in NAMES)
+
+
+def used(config: RunConfig) -> bool:
+    """Return whether clients use hyper-prototypes of the server."""
+    return config.prototypes == "hyper" and bool(anchored(config)) and config.anchors == "global"
+
+
+def learns(config: RunConfig) -> bool:
+    """Return whether the server learns hyper-prototypes, so that clients have to send gradients."""
+    return used(config) and config.hyper__learning_rate > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorLosses(Part):
+    """Compare features with two vectors per class: the mean direction and the mean of its hyper-prototypes.
+
+    Without hyper-prototypes, the global prototypes are the anchors.
+    """
+
+    pcl: float
+    pal: float
+    anchors: str
+    hyper: bool
+    start: Start
+    margin: str
+    temperature: float
+    form: Form
+
+    aligns = NAMES
+    needs_prototypes = True
+    reports = NAMES
+
+    @classmethod
+    def of(cls, config: RunConfig) -> AnchorLosses | None:
+        """Return the part if the setting `alignment` names one of its losses."""
+        names = anchored(config)
+        if not names:
+            return None
+        return cls(
+            pcl=config.hyper__pcl if "hpcl" in names else 0.0,
+            pal=config.hyper__pal if "hpal" in names else 0.0,
+            anchors=config.anchors,
+            hyper=config.prototypes == "hyper",
+            start=start_of(config),
+            margin=config.hyper__margin,
+            temperature=config.hyper__temperature,
+            form=config.hyper__form,  # type: ignore[arg-type] # checked with the settings
+        )
+
+    @property
+    def needs_means(self) -> bool:
+        """Whether the anchors are made of the client's class means, or the margin is."""
+        return self.anchors == "own" or self.margin != "none"
+
+    def terms(self, view: View) -> Sequence[LossTerm]:
+        """Return the term, unless there are no anchors yet."""
+        found = self.losses(view)
+        if found is None:
+            return ()
+        rows, table = found.rows.to(view.device), found.table.to(view.device)
+        return [AnchorTerm(anchors=dataclasses.replace(found, rows=rows, table=table), pcl=self.pcl, pal=self.pal)]
+
+    def losses(self, view: View) -> Anchors | None:
+        """Return both losses, or ``None`` if there are no anchors yet."""
+        found = self._summaries(view)
+        if found is None:
+            return None
+        margin = torch.zeros(())
+        if view.own is not None and self.margin != "none":
+            true_mean = self.margin == "present"
+            margin = client_margin(view.own.means, view.own.present, norm="present" if true_mean else "literal")
+        return Anchors.of(
+            *found,
+            temperature=self.temperature,
+            margin=margin,
+            additive=self.margin == "additive",
+            form=self.form,
+        )
+
+    def _summaries(self, view: View) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return mean directions and means of the anchors, ``[C, d]`` each, and the classes that have some."""
+        everything = torch.ones(view.num_classes, dtype=torch.bool)
+        if self.anchors == "private":
+            # What is left of the method when nothing is exchanged: random vectors of the client's own.
+            noise = dataclasses.replace(self.start, noise=True)
+            zeros = torch.zeros(view.num_classes, view.feature_dim)
+            return *summaries(noise.vectors(zeros, everything, "private", view.client)), everything
+        if self.anchors == "own":
+            if view.own is None:
+                return None
+            about = dataclasses.replace(self.start, noise=False)  # noise would know nothing of the client
+            vectors = about.vectors(view.own.means, view.own.present, "own", view.client)
+            return *summaries(vectors), view.own.present
+        return self._from_the_server(view, everything)
+
+    def _from_the_server(self, view: View, everything: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        if "anchor-dir" in view.arrays:  # in the shared frame the server makes the two vectors
+            present = everything if self.start.noise or view.sent is None else view.sent[1]
+            return view.arrays["anchor-dir"], view.arrays["anchor-mean"], present
+        if view.sent is None:
+            return None
+        prototypes, present = view.sent
+        if not self.hyper:
+            seen = view.prototypes()
+            return None if seen is None else (*summaries(seen[0].unsqueeze(1)), present)
+        if view.map is None:
+            return None
+        learned = view.arrays.get("hyper")
+        vectors = self.start.vectors(prototypes, present) if learned is None else learned
+        return *summaries(view.map.backward(vectors)), present

@@ -1,0 +1,208 @@
+"""Who is there: the server's question to every node once a run, and the answer."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import ConfigRecord, RecordDict
+
+from isoproto.errors import WireError
+from isoproto.settings.rules import Scalar
+from isoproto.wire.codec import (
+    CONFIG,
+    COUNT_LIMIT,
+    DTYPES,
+    SCHEMA_VERSION,
+    SETTINGS,
+    TEXT_LIMIT,
+    Spec,
+    check_schema,
+    integer_of,
+    integers_of,
+    is_name,
+    record_of,
+    settings_of,
+    shown,
+    text_of,
+)
+from isoproto.wire.hosted import read_failure, split
+
+_CLASS_LIMIT = 2**16
+_PARTITION_LIMIT = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What the server asks every node once a run.
+
+    Attributes:
+        experiment: Id that client states are filed under; made at the first start, kept by resume.
+        fingerprint: Digest of the server's code.
+        settings: The run configuration where it differs from the defaults.
+    """
+
+    experiment: str
+    fingerprint: str
+    settings: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientInfo:
+    """What a client says of itself.
+
+    Attributes:
+        client: Stable name: the partition id as text in simulation, else the node's own name.
+        model: Architecture.
+        feature_dim: Feature width d.
+        classes: The class list it labels by.
+        train_counts: Training samples of each class.
+        test_counts: Test samples of each class.
+        domain: Domain of its data, or empty.
+        partitions: Number of partitions that its node was told of; 0 on a real device.
+        fingerprint: Digest of the code that answered.
+        folder: Where that code lies on the client.
+        worker: Id of the simulation's worker that answered, which can answer for other clients too; 0 elsewhere.
+        shared: Names, dtypes and shapes of the weights that it would share.
+    """
+
+    client: str
+    model: str
+    feature_dim: int
+    classes: tuple[str, ...]
+    train_counts: tuple[int, ...]
+    test_counts: tuple[int, ...]
+    domain: str = ""
+    partitions: int = 0
+    fingerprint: str = ""
+    folder: str = ""
+    worker: int = 0
+    shared: Spec = field(default_factory=dict)
+
+
+def class_digest(classes: Sequence[str]) -> str:
+    """Return 16 hex digits that stand for a class list and its order."""
+    return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()[:16]
+
+
+def write_query(query: Query) -> RecordDict:
+    """Encode a query."""
+    config = ConfigRecord({"schema": SCHEMA_VERSION, "experiment": query.experiment, "fingerprint": query.fingerprint})
+    return RecordDict({CONFIG: config, SETTINGS: ConfigRecord(dict(query.settings))})
+
+
+def write_client_info(info: ClientInfo) -> RecordDict:
+    """Encode the answer to a query."""
+    config = ConfigRecord(
+        {
+            "schema": SCHEMA_VERSION,
+            "client": info.client,
+            "model": info.model,
+            "feature-dim": info.feature_dim,
+            "classes": list(info.classes),
+            "classes-digest": class_digest(info.classes),
+            "train-counts": list(info.train_counts),
+            "test-counts": list(info.test_counts),
+            "domain": info.domain,
+            "partitions": info.partitions,
+            "fingerprint": info.fingerprint,
+            "folder": info.folder,
+            "worker": info.worker,
+            "shared": json.dumps(info.shared),
+        }
+    )
+    return RecordDict({CONFIG: config})
+
+
+def read_query(content: RecordDict) -> Query:
+    """Decode a query, on the client.
+
+    Raises:
+        SchemaMismatch: If the server speaks another schema version.
+        WireError: If it is not a query of ours.
+    """
+    config = record_of(content, CONFIG, ConfigRecord)
+    check_schema(config)
+    return Query(
+        experiment=text_of(config, "experiment"),
+        fingerprint=text_of(config, "fingerprint"),
+        settings=settings_of(content),
+    )
+
+
+def read_client_info(content: RecordDict) -> ClientInfo:
+    """Decode and check the answer to a query.
+
+    Raises:
+        SchemaMismatch: If the client speaks another schema version.
+        WireError: If a field is missing or cannot be.
+    """
+    config = record_of(content, CONFIG, ConfigRecord)
+    check_schema(config)
+    classes = config.get("classes")
+    if not isinstance(classes, list) or not 1 <= len(classes) <= _CLASS_LIMIT or not all(map(is_name, classes)):
+        raise WireError(
+            f"config 'classes': expected a list of class names, up to {_CLASS_LIMIT} of up to {TEXT_LIMIT} printable "
+            f"characters, got {shown(classes)}"
+        )
+    info = ClientInfo(
+        client=text_of(config, "client"),
+        model=text_of(config, "model"),
+        feature_dim=integer_of(config, "feature-dim", 1),
+        classes=tuple(map(str, classes)),
+        train_counts=integers_of(config, "train-counts", len(classes)),
+        test_counts=integers_of(config, "test-counts", len(classes)),
+        domain=text_of(config, "domain"),
+        partitions=integer_of(config, "partitions", 0, _PARTITION_LIMIT),
+        fingerprint=text_of(config, "fingerprint"),
+        folder=text_of(config, "folder"),
+        worker=integer_of(config, "worker", 0),
+        shared=_read_spec(config),
+    )
+    if not info.client:
+        raise WireError("config 'client': expected a name, got an empty one")
+    if info.worker and not info.client.isdecimal():
+        raise WireError(f"config 'client': a simulation's clients are partitions, got {shown(info.client)}")
+    if config.get("classes-digest") != class_digest(info.classes):
+        raise WireError("config 'classes-digest' does not belong to the class list beside it")
+    return info
+
+
+def read_client_infos(content: RecordDict, clients: int) -> tuple[list[ClientInfo], dict[str, str]]:
+    """Decode and check a node's answer to a query: its client, or in a simulation all that it stands for.
+
+    Args:
+        content: The answer.
+        clients: Of the simulation, if its nodes stand for several; else 0.
+
+    Returns:
+        The clients, and the reasons of those that cannot take part, by name.
+
+    Raises:
+        WireError: As :func:`read_client_info`; or if a real node wants to be several clients.
+    """
+    if not any("/" in name for name in content):
+        return [read_client_info(content)], {}
+    names = list(dict.fromkeys(name.partition("/")[0] for name in content))
+    parts = split(content, names)
+    failed = {name: reason for name, part in parts.items() if (reason := read_failure(part))}
+    infos = {name: read_client_info(part) for name, part in parts.items() if name not in failed}
+    simulated = all(info.worker and info.client == name for name, info in infos.items())
+    if not simulated or not set(names) <= set(map(str, range(clients))):
+        raise WireError(f"a node that is not simulated has one client; this one answers for {names!r:.200}")
+    return list(infos.values()), failed
+
+
+def _read_spec(config: ConfigRecord) -> Spec:
+    text = text_of(config, "shared", limit=2**20)
+    try:
+        spec = {name: (dtype, tuple(shape)) for name, (dtype, shape) in json.loads(text).items()}
+        fine = all(
+            is_name(name) and dtype in DTYPES and all(type(n) is int and 0 <= n <= COUNT_LIMIT for n in shape)
+            for name, (dtype, shape) in spec.items()
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as err:
+        raise WireError(f"config 'shared': expected names, dtypes and shapes as JSON, got {shown(text)}") from err
+    if not fine:
+        raise WireError(f"config 'shared': expected names, dtypes and shapes of tensors, got {shown(text)}")
+    return spec
