@@ -21,7 +21,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from client_app.app import Client, build_model, choose_device, local_settings
+from client_app.client import Client
+from client_app.device import choose_device
+from client_app.local_round import local_settings
+from client_app.own_model import build_model
 from client_app.training import train
 from isoproto.data import class_counts
 from isoproto.deploy.node import NodeConfig
@@ -427,7 +430,7 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
     config = client.config
     size = min(config.batch_size, len(client.data.train_y))
     batch = dataclasses.replace(client.data, train_x=client.data.train_x[:size], train_y=client.data.train_y[:size])
-    settings = local_settings(client)
+    settings = local_settings(config)
     try:
         with _limited(memory_mb):
             model = build_model(client.architecture, client.spec, client.device, seed=0)

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import client_app.app
-from client_app.app import Client, choose_device, class_gradients
+import client_app.device
+from client_app.client import Client
+from client_app.device import choose_device
+from client_app.local_round import class_gradients
+from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
 from client_app.view import View
@@ -132,7 +135,7 @@ def test_gradients_are_never_of_fewer_samples_than_the_node_allows(federation, s
     def sent(floor, asked):
         node = {"partition-id": 0, "num-partitions": 2, "min-class-samples": floor}
         client = federation.client(node, {**settings, "hyper.grad-samples": asked})
-        model = client.model("none", before=1).model
+        model = load_model(client, "none", before=1).model
         broadcast = wire.Broadcast(experiment="none", server_round=1, settings={})
         view = View(client.config, client.name, broadcast, None)
         features, classifier = class_gradients(client, model, view, extract(model, client.data.train_x))
@@ -271,7 +274,7 @@ def test_a_refused_device_is_asked_ever_less_often(federation, monkeypatch):
 
 def test_threads_are_the_nodes_own(federation, monkeypatch):
     asked = []
-    monkeypatch.setattr(client_app.app.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(client_app.device.torch, "set_num_threads", asked.append)
     federation.client({"partition-id": 0, "num-partitions": 2, "threads": 3})
     assert asked == [3]
 

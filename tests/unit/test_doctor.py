@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import client_app.doctor
-from client_app.app import _check_may_send
 from client_app.doctor import (
     _ASKED,
     _clock,
@@ -32,6 +31,7 @@ from client_app.doctor import (
     _user,
     examine,
 )
+from client_app.owner import check_may_send
 from isoproto.config import RunConfig
 from isoproto.deploy.keys import make_keys, make_node_key
 from isoproto.deploy.node import MAY_SEND, NodeConfig
@@ -261,7 +261,7 @@ def test_what_the_doctor_thinks_that_strategies_ask_for_is_what_they_ask_for():
 
 def _lacks(config: RunConfig, allowed: set[str]) -> bool:
     try:
-        _check_may_send(config, {"may-send": ",".join(allowed)}, "ward")
+        check_may_send(config, {"may-send": ",".join(allowed)}, "ward")
     except ConfigError:
         return True
     return False
