@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import client_app.app
 import client_app.device
 from client_app.client import Client
 from client_app.device import choose_device
@@ -16,9 +17,10 @@ from client_app.store import ClientStore
 from client_app.training import extract
 from client_app.view import View
 from isoproto import wire
-from isoproto.errors import ConfigError, DataError
+from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.own_code import own_callable
 from tests import fakes
+from tests.fakes import FaultyGrid
 
 OWN = """
 from torch import nn
@@ -91,6 +93,18 @@ def test_a_server_cannot_make_a_real_node_import_code(federation, tmp_path, key)
     with pytest.raises(ConfigError, match="has no function 'none'"):
         own_callable(f"{tmp_path}/evil.py:none", "model")
     assert mark.exists()
+
+
+def test_no_message_and_no_context_makes_a_real_node_believe_that_it_is_simulated(federation):
+    """The app that Flower starts, in a grid whose nodes and run config claim to be a simulation's."""
+    claims = {"simulated": True, "worker": 7, "host": "simulated", "clients": 2}
+    grid = FaultyGrid(client_app.app.app, 2, node_configs={0: claims, 1: claims})
+    for client in (0, 1):
+        grid.context(client).run_config.update(claims)
+    with pytest.raises(FederationError, match="names data outside of this node's folder"):
+        federation.run(grid, {"clients": 2, "min-nodes": 1, "wait-timeout": 0.5})
+    assert all("names data outside of this node's folder" in text for text in federation.newest().failures().values())
+    assert len(federation.newest().failures()) == 2
 
 
 def test_classes_are_brought_into_the_federations_order(federation, tmp_path):
