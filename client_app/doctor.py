@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,24 +28,29 @@ from isoproto.fingerprint import package_folder
 from isoproto.seeding import torch_generator
 from models import FeatureModel, TextSpec
 
+Asked = Mapping[str, Collection[str]]
+"""By strategy, what its runs ask for in the words of `may-send`."""
+
 _MIB = 2**20
 _SUPERNODE_MIB = 200  # the SuperNode and the process that starts others: what importing flwr 1.42 takes, and some
 _GENERATIONS = 4  # model files that lie side by side at most
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvhost-ctrl")  # a desktop's or server's, a Jetson's
 
 
-def examine(config: NodeConfig, feature_dim: int = 128) -> Iterator[Finding]:
-    """Check, one after the other, all that a node needs; what depends on a check that failed is skipped.
+def examine(config: NodeConfig, feature_dim: int = 128, asked: Asked | None = None) -> Iterator[Finding]:
+    """Check one after the other all that a node needs. A check is skipped if one that it depends on has failed.
 
     Args:
         config: The node's configuration.
         feature_dim: Width d of the federation's features, for the batch that is trained.
+        asked: What runs of each strategy ask clients to send besides class means. Clients do not import strategies, so
+            the command line hands this in.
     """
     yield _packages()
     yield _user()
     yield check_ports(config)
     yield from examine_network(config)
-    yield _sends(config)
+    yield _sends(config, asked or {})
     gpu = _gpu(config)
     yield gpu
     if gpu.state == "failed":
@@ -105,16 +110,12 @@ def _user() -> Finding:
     return Finding("user", "ok", f"number {os.geteuid()}, whom the node must run as too")
 
 
-# What strategies ask for besides class means, as their settings are by default.
-_ASKED = {"fedavg": ("head", "base"), "fedhpro": ("gradients", "head", "base"), "isoproto": ("gradients",)}
-
-
-def _sends(config: NodeConfig) -> Finding:
-    """Say what may leave the device, and whose runs will ask for more."""
+def _sends(config: NodeConfig, asked: Asked) -> Finding:
+    """Say what may leave the device, and the runs of which strategies ask for more."""
     allowed = sorted(set(config.sends))
     *some, last = ["class means", "counts", *allowed]
     text = f"{', '.join(some)} and {last}{'' if allowed else ' alone'}"
-    if lacking := [name for name, words in _ASKED.items() if not set(words) <= set(allowed)]:
+    if lacking := [name for name, words in asked.items() if not set(words) <= set(allowed)]:
         text += f"; runs of {', '.join(lacking)} ask for more and leave this node out"
     return Finding("sends", "ok", text, details={"may_send": allowed, "left_out_by": lacking})
 

@@ -2,6 +2,7 @@
 
 import errno
 import http.server
+import json
 import os
 import socket
 import ssl
@@ -17,14 +18,15 @@ from pathlib import Path
 import pytest
 
 import client_app.doctor
-from client_app.doctor import _ASKED, _data, _packages, _sends, _user, examine
-from client_app.owner import check_may_send
-from isoproto.config import RunConfig
+from client_app.doctor import _data, _packages, _sends, _user, examine
+from isoproto.cli.node import asked_by_strategies
 from isoproto.deploy.checks import check_clock, check_key, check_link, check_name, check_ports, check_superlink
 from isoproto.deploy.keys import make_keys, make_node_key
-from isoproto.deploy.node import MAY_SEND, NodeConfig
-from isoproto.errors import ConfigError
+from isoproto.deploy.node import NodeConfig
+from isoproto.runs.run_folder import to_toml
 from strategies import STRATEGIES
+from strategies.fedavg import FedAvg
+from tests.fakes import command_line
 
 
 @contextmanager
@@ -235,21 +237,15 @@ SENDS = {
 @pytest.mark.parametrize("allowed", SENDS)
 def test_what_a_node_lets_go_is_said_with_the_strategies_that_need_more(allowed):
     values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "digits4", "may-send": allowed}
-    found = _sends(NodeConfig.from_mapping(values, Path()))
+    found = _sends(NodeConfig.from_mapping(values, Path()), asked_by_strategies())
     assert (found.state, found.text) == ("ok", SENDS[allowed])
 
 
-def test_what_the_doctor_thinks_that_strategies_ask_for_is_what_they_ask_for():
-    asked = {}
-    for name, strategy in STRATEGIES.items():
-        config = strategy.resolve(RunConfig(strategy=name))
-        asked[name] = {word for word in MAY_SEND if _lacks(config, set(MAY_SEND) - {word})}
-    assert asked == {name: set(_ASKED.get(name, ())) for name in STRATEGIES}
-
-
-def _lacks(config: RunConfig, allowed: set[str]) -> bool:
-    try:
-        check_may_send(config, {"may-send": ",".join(allowed)}, "ward")
-    except ConfigError:
-        return True
-    return False
+def test_a_strategy_that_is_new_is_among_those_that_ask_for_more(tmp_path, monkeypatch, capsys):
+    """The command line reads what strategies ask for from the strategies."""
+    monkeypatch.setitem(STRATEGIES, "newest", type("Newest", (FedAvg,), {}))
+    values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "digits4", "device": "tpu"}
+    (tmp_path / "node.toml").write_text(to_toml(values))
+    _, out, _ = command_line(monkeypatch, capsys)("doctor", "--json", "--config", str(tmp_path / "node.toml"))
+    (found,) = [one for one in json.loads(out)["findings"] if one["check"] == "sends"]
+    assert found["details"]["left_out_by"] == ["fedavg", "fedhpro", "isoproto", "newest"]
