@@ -11,12 +11,12 @@ import pytest
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from isoproto.engines.in_process import task_identity
+from isoproto.engines.in_process import in_process_host, task_identity
 from isoproto.runs.checkpoint import load_checkpoint
 from tests.fakes import FaultyGrid, write_pictures
 
 if TYPE_CHECKING:
-    from client_app.app import Client
+    from client_app.client import Client
 
 # What summary.json says of the clock, the machine and the run's name, and metrics.jsonl of the clock.
 VOLATILE = {"seconds", "experiment", "finished", "report", "settings", "git_commit"}
@@ -103,10 +103,14 @@ def _steady(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 class Federation:
-    """Runs federations of four clients on small data, all in one folder."""
+    """Runs federations of four clients on small data, all in one folder.
+
+    ``host`` says whether the clients are simulated, and by which worker; a test may set it before or during a run.
+    """
 
     def __init__(self, folder: Path, pictures: Path) -> None:
         self.folder = folder
+        self.host = in_process_host()
         self.settings: dict[str, Any] = {
             "data": f"npz:{pictures}",
             "partition": "dirichlet",
@@ -121,9 +125,9 @@ class Federation:
         }
 
     def grid(self, *faults: Any, clients: int = 4, **others: Any) -> FaultyGrid:
-        from client_app.app import app as client_app
+        from client_app.app import make_app
 
-        return FaultyGrid(client_app, clients, faults, **others)
+        return FaultyGrid(make_app(lambda: self.host), clients, faults, **others)
 
     def run(self, grid: Grid | None = None, settings: Mapping[str, Any] | None = None, *, report: bool = False) -> Run:
         """Run one federation; its report is not drawn, unless asked for: that takes longer than the run."""
@@ -136,7 +140,7 @@ class Federation:
 
     def client(self, node: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> "Client":
         """Return a client outside of a run, whose owner lets the run use all folders."""
-        from client_app.app import Client
+        from client_app.client import Client
 
         own = {"data-dir": "/", "state-dir": self.settings["state-dir"]}
         return Client.of({**self.settings, **(settings or {})}, {**own, **node}, 0)

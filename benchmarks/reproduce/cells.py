@@ -27,8 +27,8 @@ EARLIER: dict[str, Any] = {
 
 def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict[str, Any]:
     """Run one cell and return what a table needs of its summary, and the accuracy of each round."""
-    from client_app.app import app as client_app
-    from isoproto.engines.in_process import InProcessGrid, task_identity
+    from client_app.app import make_app
+    from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
     from isoproto.report import read_run
     from isoproto.runs.metrics import accuracy_history
     from isoproto.runs.run_folder import show_log
@@ -37,7 +37,8 @@ def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict
     show_log(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder, task_identity():
         paths = {"output-dir": f"{folder}/runs", "state-dir": f"{folder}/state", "data-dir": data_dir}
-        run = read_run(run_federation(InProcessGrid(client_app, clients), {**settings, **paths}))
+        grid = InProcessGrid(make_app(in_process_host), clients)
+        run = read_run(run_federation(grid, {**settings, **paths}))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     kept = ("accuracy", "bytes", "seconds", "replaced", "versions", "fingerprint", "git_commit")
     return {

@@ -17,11 +17,11 @@ from cells import EARLIER, ROOT
 from matplotlib.figure import Figure
 
 import server_app.app
-from client_app.app import app as client_app
+from client_app.app import make_app
 from client_app.training import extract
 from isoproto.config import RunConfig
 from isoproto.data import load_dataset
-from isoproto.engines.in_process import InProcessGrid, task_identity
+from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
 from isoproto.geometry.class_sums import ClassSums
 from isoproto.runs.run_folder import show_log
 from models import ModelSpec, create_model
@@ -54,7 +54,7 @@ def run(settings: dict[str, Any]) -> tuple[RunConfig, list[ServerState], list[di
     try:
         with tempfile.TemporaryDirectory() as folder, task_identity():
             asked = {**settings, "output-dir": f"{folder}/runs", "state-dir": f"{folder}/state"}
-            path = server_app.app.run_federation(InProcessGrid(client_app, CLIENTS), asked)
+            path = server_app.app.run_federation(InProcessGrid(make_app(in_process_host), CLIENTS), asked)
             lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     finally:
         server_app.app.save_checkpoint = save

@@ -17,7 +17,7 @@ import torch
 from machine import require_idle, write_results
 from settings import plain_settings
 
-from client_app.app import build_model
+from client_app.own_model import build_model
 from client_app.training import Alignment, Anchoring, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES

@@ -45,7 +45,7 @@ if sys.orig_argv[1:2] and sys.orig_argv[1].endswith("flwr-clientapp"):
                 load(module)
                 noted["imported"] = time.time()
                 module.Client.of = timed(module.Client.of, "data")
-                module._answer = timed(module._answer, "answer")
+                module.answer = timed(module.answer, "answer")
 
             spec.loader.exec_module = exec_module
             return spec

@@ -178,12 +178,12 @@ def _start(
         RunConfig.from_mapping(values, check=unknown_names)  # Flower would start first, and name no unknown key
         run_under_flower(values, clients=clients, **workers)
     elif engine == "in-process":
-        from client_app.app import app as client_app
-        from isoproto.engines.in_process import InProcessGrid, task_identity
+        from client_app.app import make_app
+        from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
         from server_app.app import run_federation
 
         with task_identity():
-            run_federation(InProcessGrid(client_app, clients), values)
+            run_federation(InProcessGrid(make_app(in_process_host), clients), values)
     else:
         raise typer.BadParameter(f"engine must be 'in-process' or 'flower', got {engine!r}")
 

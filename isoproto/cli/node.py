@@ -42,7 +42,7 @@ def doctor(
     from isoproto.deploy.node import NodeConfig
 
     findings = []
-    for finding in examine(NodeConfig.read(config), feature_dim):
+    for finding in examine(NodeConfig.read(config), feature_dim, asked_by_strategies()):
         findings.append(finding)
         if not as_json:
             typer.echo(f"{_MARKS[finding.state]}  {finding.check}: {finding.text}")
@@ -58,6 +58,16 @@ def doctor(
     else:
         typer.echo("this node can join: isoproto node --config " + str(config))
     raise typer.Exit(1 if failed else 0)
+
+
+def asked_by_strategies() -> dict[str, frozenset[str]]:
+    """Return what runs of each strategy ask clients to send besides class means, with its default settings."""
+    from client_app.owner import asked_of_owner
+    from isoproto.config import RunConfig
+    from strategies import STRATEGIES
+
+    resolved = {name: STRATEGIES[name].resolve(RunConfig(strategy=name)) for name in sorted(STRATEGIES)}
+    return {name: asked_of_owner(config) for name, config in resolved.items()}
 
 
 @app.command()

@@ -5,7 +5,6 @@ is saved is the 12 to 25 seconds that Flower and Ray take to start.
 """
 
 import contextlib
-import contextvars
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,21 +18,21 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from isoproto.config import Scalar
+from isoproto.engines.host import Host
 
-_ANSWERING = contextvars.ContextVar("answering", default=False)
 _FIRST_NODE = 10_000  # node ids are no partition ids; nothing may take one for the other
 
 
-def answering() -> bool:
-    """Whether a grid of this process is asking a ClientApp for a reply."""
-    return _ANSWERING.get()
+def in_process_host() -> Host:
+    """Return the host of the clients of an in-process grid: simulated, each of its nodes one client."""
+    return Host(simulated=True)
 
 
 class InProcessGrid(Grid):
     """A grid that answers each message by calling the ClientApp, one after the other.
 
     Args:
-        client_app: The ClientApp of all nodes.
+        client_app: The ClientApp of all nodes, ``make_app(in_process_host)``.
         clients: Number of nodes.
         node_config: Configuration of every node besides its partition.
     """
@@ -93,15 +92,12 @@ class InProcessGrid(Grid):
 
     def answer(self, message: Message) -> Message:
         """Return one node's reply; a ClientApp that raises becomes an error reply, as in Flower."""
-        token = _ANSWERING.set(True)
         try:
             reply = self._app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as err:
             last = traceback.extract_tb(err.__traceback__)[-1]
             reason = f"{type(err).__name__}: {err} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        finally:
-            _ANSWERING.reset(token)
         return _through_the_wire(reply)
 
 

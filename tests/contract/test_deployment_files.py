@@ -12,7 +12,7 @@ from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from client_app.app import Client
+from client_app.client import Client
 from isoproto.config import RunConfig, read_overrides
 from isoproto.data import class_counts
 from isoproto.errors import ConfigError

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from client_app.app import app as client_app
+from client_app.app import make_app
 from isoproto.engines.flower import run_under_flower
-from isoproto.engines.in_process import InProcessGrid, task_identity
+from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
 from isoproto.errors import FederationError
 from server_app.app import run_federation
 from tests.e2e.processes import figures, only_run
@@ -32,7 +32,7 @@ def test_a_run_under_flower_equals_the_same_run_in_one_process(tmp_path: Path) -
     flower, here = tmp_path / "ray", tmp_path / "own"
     run_under_flower(settings(flower), clients=CLIENTS)
     with task_identity():
-        run_federation(InProcessGrid(client_app, CLIENTS), {**settings(here), "clients": CLIENTS})
+        run_federation(InProcessGrid(make_app(in_process_host), CLIENTS), {**settings(here), "clients": CLIENTS})
 
     under_flower = figures(only_run(flower / "runs"))
     assert under_flower[0]["status"] == "completed"

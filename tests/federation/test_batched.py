@@ -2,7 +2,8 @@
 
 import pytest
 
-import client_app.app
+import client_app.local_round
+from isoproto.engines.host import Host
 from strategies import PrototypeStrategy
 
 SETTINGS = {"models": "mlp,tiny_cnn", "batch-size": 10}
@@ -12,14 +13,16 @@ SETTINGS = {"models": "mlp,tiny_cnn", "batch-size": 10}
 def sizes(monkeypatch):
     """How many clients each program trained."""
     seen = []
-    train = client_app.app.train_cohort
-    monkeypatch.setattr(client_app.app, "train_cohort", lambda m, jobs, s: seen.append(len(jobs)) or train(m, jobs, s))
+    train = client_app.local_round.train_cohort
+    monkeypatch.setattr(
+        client_app.local_round, "train_cohort", lambda m, jobs, s: seen.append(len(jobs)) or train(m, jobs, s)
+    )
     return seen
 
 
 @pytest.fixture
-def _one_worker(monkeypatch):
-    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 7)
+def _one_worker(federation, monkeypatch):
+    federation.host = Host(simulated=True, worker=7)
     cost = PrototypeStrategy._cost
     monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
 
@@ -48,15 +51,15 @@ def test_models_for_which_it_does_not_pay_train_one_by_one(federation, sizes):
 @pytest.mark.usefixtures("_one_worker")
 def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
     """Client 0 before it trains, client 3 after."""
-    evaluate, calls = client_app.app.evaluate_client, []
+    evaluate, calls = client_app.local_round.evaluate_model, []
 
-    def breaks(client, model, view):
-        calls.append((client.name, view.broadcast.server_round))
-        if (client.name, view.broadcast.server_round) == ("3", 2):
+    def breaks(model, data, view):
+        calls.append((view.client, view.broadcast.server_round))
+        if (view.client, view.broadcast.server_round) == ("3", 2):
             raise RuntimeError("out of\nmemory")
-        return evaluate(client, model, view)
+        return evaluate(model, data, view)
 
-    monkeypatch.setattr(client_app.app, "evaluate_client", breaks)
+    monkeypatch.setattr(client_app.local_round, "evaluate_model", breaks)
     run = federation.run(settings=SETTINGS)
     assert run.failures() == {(2, "3"): "the client failed: RuntimeError: out of memory"}
     assert run.cohorts() == [["0", "1", "2", "3"], ["0", "1", "2"], ["0", "1", "2", "3"]]
@@ -64,7 +67,7 @@ def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
 
 @pytest.mark.usefixtures("_one_worker")
 def test_a_program_that_fails_is_the_failure_of_its_clients(federation, monkeypatch):
-    train, calls = client_app.app.train_cohort, []
+    train, calls = client_app.local_round.train_cohort, []
 
     def breaks(model, members, settings):
         calls.append(len(members))
@@ -72,7 +75,7 @@ def test_a_program_that_fails_is_the_failure_of_its_clients(federation, monkeypa
             raise RuntimeError("no memory")
         return train(model, members, settings)
 
-    monkeypatch.setattr(client_app.app, "train_cohort", breaks)
+    monkeypatch.setattr(client_app.local_round, "train_cohort", breaks)
     run = federation.run(settings=SETTINGS)
     assert set(run.failures().values()) == {"the client failed: RuntimeError: no memory"}
     assert len(run.failures()) == 2

@@ -8,14 +8,19 @@ import pytest
 import torch
 
 import client_app.app
-from client_app.app import Client, choose_device, class_gradients
+import client_app.device
+from client_app.client import Client
+from client_app.device import choose_device
+from client_app.local_round import class_gradients
+from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
 from client_app.view import View
 from isoproto import wire
-from isoproto.errors import ConfigError, DataError
+from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.own_code import own_callable
 from tests import fakes
+from tests.fakes import FaultyGrid
 
 OWN = """
 from torch import nn
@@ -90,6 +95,18 @@ def test_a_server_cannot_make_a_real_node_import_code(federation, tmp_path, key)
     assert mark.exists()
 
 
+def test_no_message_and_no_context_makes_a_real_node_believe_that_it_is_simulated(federation):
+    """The app that Flower starts, in a grid whose nodes and run config claim to be a simulation's."""
+    claims = {"simulated": True, "worker": 7, "host": "simulated", "clients": 2}
+    grid = FaultyGrid(client_app.app.app, 2, node_configs={0: claims, 1: claims})
+    for client in (0, 1):
+        grid.context(client).run_config.update(claims)
+    with pytest.raises(FederationError, match="names data outside of this node's folder"):
+        federation.run(grid, {"clients": 2, "min-nodes": 1, "wait-timeout": 0.5})
+    assert all("names data outside of this node's folder" in text for text in federation.newest().failures().values())
+    assert len(federation.newest().failures()) == 2
+
+
 def test_classes_are_brought_into_the_federations_order(federation, tmp_path):
     """One device names its five classes otherwise ordered and has one that nobody knows; one has only two."""
     wide = fakes.write_pictures(tmp_path / "wide.npz", classes=5)
@@ -132,7 +149,7 @@ def test_gradients_are_never_of_fewer_samples_than_the_node_allows(federation, s
     def sent(floor, asked):
         node = {"partition-id": 0, "num-partitions": 2, "min-class-samples": floor}
         client = federation.client(node, {**settings, "hyper.grad-samples": asked})
-        model = client.model("none", before=1).model
+        model = load_model(client, "none", before=1).model
         broadcast = wire.Broadcast(experiment="none", server_round=1, settings={})
         view = View(client.config, client.name, broadcast, None)
         features, classifier = class_gradients(client, model, view, extract(model, client.data.train_x))
@@ -271,7 +288,7 @@ def test_a_refused_device_is_asked_ever_less_often(federation, monkeypatch):
 
 def test_threads_are_the_nodes_own(federation, monkeypatch):
     asked = []
-    monkeypatch.setattr(client_app.app.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(client_app.device.torch, "set_num_threads", asked.append)
     federation.client({"partition-id": 0, "num-partitions": 2, "threads": 3})
     assert asked == [3]
 

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from isoproto.engines.host import Host
 from isoproto.engines.in_process import task_identity
 from isoproto.errors import ConfigError, FederationError, StateError, WireError
 from strategies.base import _content
@@ -111,8 +112,8 @@ def test_over_sampling_asks_more_and_does_not_wait_for_the_slowest(federation, s
     assert len(run.failures()) == failed
 
 
-def test_over_sampling_is_refused_in_a_simulation(federation, monkeypatch):
-    monkeypatch.setattr("client_app.app._simulation_worker", lambda: 7)
+def test_over_sampling_is_refused_in_a_simulation(federation):
+    federation.host = Host(simulated=True, worker=7)
     with pytest.raises(ConfigError, match=r"`over-sample` leaves the slowest nodes behind.* set over-sample = 0 there"):
         federation.run(settings=OVER)
 

@@ -5,6 +5,7 @@ from flwr.app import ConfigRecord
 
 import client_app.app
 from client_app.store import ClientStore
+from isoproto.engines.host import Host
 from isoproto.errors import FederationError, StateError
 from strategies import PrototypeStrategy
 from tests import fakes
@@ -12,9 +13,9 @@ from tests.fakes import When, altered
 
 
 @pytest.fixture(autouse=True)
-def _one_worker(monkeypatch):
+def _one_worker(federation, monkeypatch):
     """All nodes answer from one worker, as in a simulation on one core, and no client takes long."""
-    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 7)
+    federation.host = Host(simulated=True, worker=7)
     cost = PrototypeStrategy._cost
     monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
 
@@ -57,9 +58,9 @@ def test_a_client_that_cannot_take_part_is_no_loss_of_the_others_of_its_node(fed
     assert "no such layer" in run.failures()[0, "2"]
 
 
-def test_a_node_that_is_not_simulated_is_one_client(federation, monkeypatch, plain):
+def test_a_node_that_is_not_simulated_is_one_client(federation, plain):
     """In one process there is no worker, and a device cares for no such setting of the server."""
-    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 0)
+    federation.host = Host(simulated=True, worker=0)
     assert federation.run(settings={"clients": 9}).steady() == plain.steady()
 
 
@@ -134,9 +135,8 @@ def test_a_bad_part_is_one_failed_client_and_a_bad_message_all_of_them(federatio
 
 def test_a_real_node_answers_for_itself_alone(federation, monkeypatch):
     """A server that asks a device for others' work is refused, whatever the device said before."""
-    worker, meet = [7], PrototypeStrategy.meet
-    monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: worker[0])
-    monkeypatch.setattr(PrototypeStrategy, "meet", lambda *a, **k: (meet(*a, **k), worker.__setitem__(0, 0)))
+    meet, alone = PrototypeStrategy.meet, Host(simulated=True, worker=0)
+    monkeypatch.setattr(PrototypeStrategy, "meet", lambda *a, **k: (meet(*a, **k), setattr(federation, "host", alone)))
     run = federation.run(settings={"rounds": 1, "max-empty-rounds": 9})
     assert len(run.of("failure")) == 12  # both evaluations and the round
     assert all("a real node answers for itself alone" in reason for reason in run.failures().values())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-import client_app.app
+import client_app.local_round
 from isoproto.errors import ConfigError
 from tests import fakes
 from tests.fakes import When, altered
@@ -198,15 +198,15 @@ def test_gradients_are_matched_through_the_head_that_clients_took_them_through(f
 @pytest.mark.parametrize("settings", [{"share": "model", "frame": "gram"}, {"share": "head"}], ids=str)
 def test_a_client_sees_the_server_through_the_means_of_the_model_it_tests(federation, monkeypatch, settings):
     """Averaged weights make another model of the one whose means were saved, unless they are the head's alone."""
-    test, seen = client_app.app.evaluate_client, []
+    test, seen = client_app.local_round.evaluate_model, []
 
-    def spy(client, model, view):
+    def spy(model, data, view):
         if view.own is not None:
-            fresh = client_app.app.own_statistics(client, client_app.app.measure(client, model))
+            fresh = client_app.local_round.own_statistics(client_app.local_round.measure(model, data), data)
             seen.append(torch.equal(view.own.means, fresh.means))
-        return test(client, model, view)
+        return test(model, data, view)
 
-    monkeypatch.setattr("client_app.app.evaluate_client", spy)
+    monkeypatch.setattr("client_app.local_round.evaluate_model", spy)
     asked = {**FLAGSHIP, "models": "cnn", "rounds": 2, "evaluate-every": 1, **settings}
     assert federation.run(settings=asked).failures() == {}
     assert seen == [True] * (2 * 2 * 4 + 2 * 4)  # before and after training in two rounds, and the evaluations after
@@ -224,13 +224,13 @@ def test_a_client_sees_the_server_through_the_means_of_the_model_it_tests(federa
 )
 def test_training_data_are_passed_through_no_more_often_than_needed(federation, monkeypatch, settings, passes):
     """Before training for the margin where no means were saved or the base is another, and after it for the means."""
-    extract, seen = client_app.app.extract, []
+    extract, seen = client_app.local_round.extract, []
 
     def spy(model, x):
         seen.append(len(x))
         return extract(model, x)
 
-    monkeypatch.setattr("client_app.app.extract", spy)
+    monkeypatch.setattr("client_app.local_round.extract", spy)
     run = federation.run(settings={"strategy": "fedhpro", "models": "cnn", "rounds": 2, **settings})
     assert run.failures() == {}
     samples = {line["samples"] for line in run.of("client")}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from client_app.own_model import load_model
 from client_app.training import extract
 from isoproto.data import load_dataset
 from tests import fakes
@@ -26,7 +27,7 @@ def test_the_averaged_model_is_tested_on_the_whole_test_set_and_by_domain(federa
     run = federation.run(grid, settings)
     data = load_dataset(settings["data"])
     client = federation.client(grid.context(0).node_config, {**settings, "init": "per-architecture"})
-    model = client.model("none", before=1).model
+    model = load_model(client, "none", before=1).model
     shared = {k.removeprefix("shared."): t for k, t in run.server().items() if k.startswith("shared.")}
     model.load_state_dict(shared)
     rates, right, samples = {}, 0, 0

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-import client_app.app
+import client_app.local_round
+from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
 from isoproto import paths
@@ -216,7 +217,7 @@ def test_reported_accuracy_is_that_of_the_saved_model(federation):
     grid = federation.grid()
     run = federation.run(grid, {"rounds": 1})
     client = federation.client(grid.context(2).node_config)
-    model, tested, _ = client.model(run.summary["experiment"], before=2)
+    model, tested, _ = load_model(client, run.summary["experiment"], before=2)
     right = model.head(extract(model, client.data.test_x)).argmax(1) == client.data.test_y
     (entry,) = [c for c in run.of("evaluation", round=1)[0]["clients"] if c["client"] == "2"]
     assert (entry["correct"], entry["total"]) == (int(right.sum()), len(client.data.test_y))
@@ -228,13 +229,13 @@ def test_reported_accuracy_is_that_of_the_saved_model(federation):
 def test_accuracy_before_training_is_measured_again_where_it_is_not_known(federation, monkeypatch):
     """A model is not what it was when it was saved once weights were put into it; and test data may change."""
     measured = []
-    real = client_app.app.evaluate_client
+    real = client_app.local_round.evaluate_model
 
-    def counted(client, *others, **named):
-        measured.append(client.name)
-        return real(client, *others, **named)
+    def counted(model, data, view):
+        measured.append(view.client)
+        return real(model, data, view)
 
-    monkeypatch.setattr(client_app.app, "evaluate_client", counted)
+    monkeypatch.setattr(client_app.local_round, "evaluate_model", counted)
     settings = {"rounds": 2, "models": "cnn"}
     counts = {}
     for strategy in ("fedproto", "fedavg"):

@@ -2,6 +2,7 @@
 
 import errno
 import http.server
+import json
 import os
 import socket
 import ssl
@@ -17,26 +18,15 @@ from pathlib import Path
 import pytest
 
 import client_app.doctor
-from client_app.app import _check_may_send
-from client_app.doctor import (
-    _ASKED,
-    _clock,
-    _data,
-    _key,
-    _link,
-    _name,
-    _packages,
-    _ports,
-    _sends,
-    _superlink,
-    _user,
-    examine,
-)
-from isoproto.config import RunConfig
+from client_app.doctor import _data, _packages, _sends, _user, examine
+from isoproto.cli.node import asked_by_strategies
+from isoproto.deploy.checks import check_clock, check_key, check_link, check_name, check_ports, check_superlink
 from isoproto.deploy.keys import make_keys, make_node_key
-from isoproto.deploy.node import MAY_SEND, NodeConfig
-from isoproto.errors import ConfigError
+from isoproto.deploy.node import NodeConfig
+from isoproto.runs.run_folder import to_toml
 from strategies import STRATEGIES
+from strategies.fedavg import FedAvg
+from tests.fakes import command_line
 
 
 @contextmanager
@@ -90,7 +80,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_clock_may_be_late_but_hardly_early(ahead, state, words):
     with server(ahead) as config:
-        found = _clock(_superlink(config)[1])
+        found = check_clock(check_superlink(config)[1])
     assert (found.state, words in found.text) == (state, True)
     assert found.details["ahead_s"] == pytest.approx(ahead, abs=1.5)
     assert "NTP" in found.advice or state == "ok"
@@ -98,12 +88,12 @@ def test_a_clock_may_be_late_but_hardly_early(ahead, state, words):
 
 def test_a_link_without_tls_is_a_warning_and_nobody_there_a_failure():
     with server(0) as config:
-        assert (_name(config).state, _link(config).state, _key(config, reached=True).state) == (
+        assert (check_name(config).state, check_link(config).state, check_key(config, reached=True).state) == (
             "ok",
             "warning",
             "skipped",
         )
-    found = _link(config)
+    found = check_link(config)
     assert (found.state, "does not answer" in found.text) == ("failed", True)
 
 
@@ -112,11 +102,11 @@ def test_a_key_is_looked_at_before_it_is_shown(tmp_path):
     key = make_node_key(tmp_path, "ward")
     values = {"superlink": "127.0.0.1:1", "root-certificates": "ca.pem", "private-key": str(key), "data": "digits4"}
     config = NodeConfig.from_mapping(values, tmp_path)
-    assert _key(config, reached=False).state == "warning"
+    assert check_key(config, reached=False).state == "warning"
     key.write_text("no key")
-    assert "is no private key" in _key(config, reached=True).text
+    assert "is no private key" in check_key(config, reached=True).text
     key.unlink()
-    assert _key(config, reached=True).text == f"cannot read {key}: No such file or directory"
+    assert check_key(config, reached=True).text == f"cannot read {key}: No such file or directory"
 
 
 def test_a_model_that_only_the_run_names_is_not_held_against_a_node_with_texts(tmp_path):
@@ -132,7 +122,7 @@ def test_a_model_that_only_the_run_names_is_not_held_against_a_node_with_texts(t
 @pytest.mark.parametrize("status", [502, 503, 404])
 def test_a_proxy_whose_superlink_is_down_is_not_taken_for_one(keys, status):
     with server(status=status, tls=keys) as config:
-        assert _link(config).state == "ok"
+        assert check_link(config).state == "ok"
         found = {one.check: one for one in examine(config)}
     assert found["superlink"].state == "failed"
     assert f"answers /health with {status} " in found["superlink"].text
@@ -143,7 +133,7 @@ def test_a_proxy_whose_superlink_is_down_is_not_taken_for_one(keys, status):
 def test_an_answer_that_is_not_flowers_does_not_make_a_key_good(keys):
     """The proxy's own page stands for /health, and something else, or nothing, behind it."""
     with server(tls=keys) as config:
-        found = _key(config, reached=True)
+        found = check_key(config, reached=True)
     assert found.state == "failed", found.text
     assert "answers a node that wants to join with 502 Bad Gateway: '<html>Bad Gateway</html>'" in found.text
 
@@ -152,7 +142,7 @@ def test_a_superlink_that_hangs_up_does_not_serve():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
         values = {"superlink": f"127.0.0.1:{listener.getsockname()[1]}", "insecure": True, "data": "digits4"}
-        found, answer = _superlink(NodeConfig.from_mapping(values, Path()))
+        found, answer = check_superlink(NodeConfig.from_mapping(values, Path()))
     assert (found.state, answer) == ("failed", None)
     assert "does not answer /health: " in found.text
 
@@ -161,7 +151,7 @@ def test_a_superlink_that_hangs_up_does_not_serve():
 def test_a_file_that_is_no_certificate_is_named_whoever_answers(keys, tmp_path, content):
     (tmp_path / "ca.pem").write_text(content)
     values = {"root-certificates": str(tmp_path / "ca.pem"), "private-key": str(keys / "nodes" / "ward.key")}
-    found = _link(NodeConfig.from_mapping({**values, "superlink": "127.0.0.1:1", "data": "digits4"}, tmp_path))
+    found = check_link(NodeConfig.from_mapping({**values, "superlink": "127.0.0.1:1", "data": "digits4"}, tmp_path))
     assert found.state == "failed"
     assert found.text.startswith(f"{tmp_path}/ca.pem cannot be used as the authority's certificate: ")
     assert found.advice.startswith("take ca.pem anew")
@@ -176,7 +166,7 @@ def test_a_port_of_another_program_keeps_a_node_from_starting(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = one.getsockname()[1], other.getsockname()[1]
         config = local(tmp_path, runtime_port=ports[0], health_port=ports[1])
-        found = _ports(config)
+        found = check_ports(config)
         assert (found.state, "a different one for each node" in found.advice) == ("failed", True)
         assert found.text == (
             f"`runtime-port` {ports[0]}: Address already in use; `health-port` {ports[1]}: Address already in use"
@@ -184,18 +174,18 @@ def test_a_port_of_another_program_keeps_a_node_from_starting(tmp_path):
         command = [sys.executable, "-c", "print(flush=True); input()", str(config.node_file)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as node:
             node.stdout.readline()  # else it may not be more than a copy of this process yet
-            found = _ports(config)
+            found = check_ports(config)
             node.communicate(b"\n")
         assert (found.state, found.text.endswith(": this node is running")) == ("warning", True)
-    assert _ports(config).state == "ok"
+    assert check_ports(config).state == "ok"
 
 
 def test_a_port_that_this_user_may_not_have_is_told_of(tmp_path, monkeypatch):
     def refused(*_: object) -> None:
         raise OSError(errno.EACCES, "")
 
-    monkeypatch.setattr("client_app.doctor.socket.socket.bind", refused)
-    assert _ports(local(tmp_path, runtime_port=80)).text == "`runtime-port` 80: Permission denied"
+    monkeypatch.setattr("isoproto.deploy.checks.socket.socket.bind", refused)
+    assert check_ports(local(tmp_path, runtime_port=80)).text == "`runtime-port` 80: Permission denied"
 
 
 @pytest.mark.parametrize(
@@ -247,21 +237,15 @@ SENDS = {
 @pytest.mark.parametrize("allowed", SENDS)
 def test_what_a_node_lets_go_is_said_with_the_strategies_that_need_more(allowed):
     values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "digits4", "may-send": allowed}
-    found = _sends(NodeConfig.from_mapping(values, Path()))
+    found = _sends(NodeConfig.from_mapping(values, Path()), asked_by_strategies())
     assert (found.state, found.text) == ("ok", SENDS[allowed])
 
 
-def test_what_the_doctor_thinks_that_strategies_ask_for_is_what_they_ask_for():
-    asked = {}
-    for name, strategy in STRATEGIES.items():
-        config = strategy.resolve(RunConfig(strategy=name))
-        asked[name] = {word for word in MAY_SEND if _lacks(config, set(MAY_SEND) - {word})}
-    assert asked == {name: set(_ASKED.get(name, ())) for name in STRATEGIES}
-
-
-def _lacks(config: RunConfig, allowed: set[str]) -> bool:
-    try:
-        _check_may_send(config, {"may-send": ",".join(allowed)}, "ward")
-    except ConfigError:
-        return True
-    return False
+def test_a_strategy_that_is_new_is_among_those_that_ask_for_more(tmp_path, monkeypatch, capsys):
+    """The command line reads what strategies ask for from the strategies."""
+    monkeypatch.setitem(STRATEGIES, "newest", type("Newest", (FedAvg,), {}))
+    values = {"superlink": "127.0.0.1:9", "insecure": True, "data": "digits4", "device": "tpu"}
+    (tmp_path / "node.toml").write_text(to_toml(values))
+    _, out, _ = command_line(monkeypatch, capsys)("doctor", "--json", "--config", str(tmp_path / "node.toml"))
+    (found,) = [one for one in json.loads(out)["findings"] if one["check"] == "sends"]
+    assert found["details"]["left_out_by"] == ["fedavg", "fedhpro", "isoproto", "newest"]

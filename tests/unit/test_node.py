@@ -443,9 +443,10 @@ class Gone:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Gone())
 import client_app.app, client_app.doctor, isoproto.cli.main, isoproto.deploy.node
-from client_app.app import Client, _skeleton
+from client_app.client import Client
+from client_app.own_model import skeleton
 client = Client.of({"models": "cnn"}, {"data": "digits4", "name": "n", "model": "resnet"}, 0)
-assert _skeleton(client.architecture, client.spec, client.device)[0].width == 128
+assert skeleton(client.architecture, client.spec, client.device)[0].width == 128
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -37,10 +37,11 @@ def test_one_process_of_the_bare_loop_has_all(monkeypatch):
 
 FEDERATION = """
 import sys
-from client_app.app import app
-from isoproto.engines.in_process import InProcessGrid, task_identity
+from client_app.app import make_app
+from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
 from server_app.app import run_federation
 with task_identity():
+    app = make_app(in_process_host)
     run_federation(InProcessGrid(app, 2), {"data": "digits4", "max-samples": 80, "models": "mlp,cnn", "rounds": 2,
                                            "output-dir": sys.argv[1] + "/runs", "state-dir": sys.argv[1] + "/state"})
 """

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from client_app.app import _alignment
+from client_app.local_round import _alignment
 from client_app.view import Own, View
 from isoproto import wire
 from isoproto.config import RunConfig

@@ -84,23 +84,26 @@ if "ISOPROTO_PARTS" in os.environ:
 
     def watch(app: Any) -> None:
         """Have the parts of a client app counted."""
-        clock, store = Clock(), sys.modules["client_app.store"]
+        clock = Clock()
+        store, client, own_model, local_round = (
+            sys.modules[f"client_app.{name}"] for name in ("store", "client", "own_model", "local_round")
+        )
         for where, name, part in (
-            (app.Client, "of", "data and settings"),
-            (app.Client, "model", "model is built or filled"),
-            (app.ClientStore, "load", "model is read from disk"),
-            (app.ClientStore, "prepare", "model is copied for the disk"),
-            (app, "train", "training"),
-            (app, "train_cohort", "training"),
-            (app, "extract", "class statistics"),
-            (app, "measure", "class statistics"),
-            (app, "evaluate_client", "evaluation"),
+            (client.Client, "of", "data and settings"),
+            (own_model, "load_model", "model is built or filled"),
+            (store.ClientStore, "load", "model is read from disk"),
+            (store.ClientStore, "prepare", "model is copied for the disk"),
+            (local_round, "train", "training"),
+            (local_round, "train_cohort", "training"),
+            (local_round, "extract", "class statistics"),
+            (local_round, "measure", "class statistics"),
+            (local_round, "evaluate_model", "evaluation"),
             (app.wire, "read_broadcast", "messages are read and written"),
             (app.wire, "write_train_reply", "messages are read and written"),
         ):
             setattr(where, name, clock.of(part, getattr(where, name)))
         vars(store)["write_atomically"] = clock.apart(vars(store)["write_atomically"])
-        app._answer = clock.message(app._answer)
+        app.answer = clock.message(app.answer)
 
     class Finder:
         """Waits for the client app to be imported."""

@@ -1,0 +1,158 @@
+"""Several clients that one worker of a simulation answers for, one after the other.
+
+Models are written by a second thread while the worker is at the next client. Nothing is sent before all of them are on
+the disk. A client that fails is one failed client: the others still answer.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from flwr.app import RecordDict
+
+from client_app.batched import TOGETHER
+from client_app.client import Client
+from client_app.introduction import introduce
+from client_app.local_round import Job, Reply, Training, resume, train_jobs, trains_batched
+from isoproto import wire
+from isoproto.errors import ConfigError
+
+_log = logging.getLogger("isoproto")
+
+# The most clients that a worker keeps in memory until they train together.
+_MOST_WAITING = 2 * TOGETHER
+
+Work = Callable[[Client, wire.Broadcast], Reply]
+Steps = Callable[[Client, wire.Broadcast], Training]
+
+
+def as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
+    """Return the configuration that a node would have as another client of a simulation."""
+    return {**node, "partition-id": partition, "num-partitions": clients or node.get("num-partitions", 0)}
+
+
+def hosted_partitions(node: Mapping[str, Any], clients: int) -> range:
+    """Return the clients that a node answers for when there are fewer nodes than clients.
+
+    Raises:
+        ConfigError: If there are more nodes than clients, and this node has none.
+    """
+    partitions = range(int(node["partition-id"]), clients, int(node["num-partitions"]))
+    if not partitions:
+        raise ConfigError(
+            f"`clients = {clients}` leaves none for node {node['partition-id']} of {node['num-partitions']}; "
+            f"start at most {clients} nodes, or leave `clients` out: one for each node"
+        )
+    return partitions
+
+
+def introduce_all(partitions: Sequence[int], open_client: Callable[[int], Client]) -> dict[str, RecordDict]:
+    """Let several clients say who they are and what they have.
+
+    Args:
+        partitions: The clients, by partition.
+        open_client: Resolves the client of a partition.
+
+    Returns:
+        What each client says, or why it failed, by its name.
+    """
+    parts: dict[str, RecordDict] = {}
+    for partition in partitions:
+        with _failure_of(parts, str(partition)):
+            client = open_client(partition)
+            parts[client.name] = wire.write_client_info(introduce(client))
+    return parts
+
+
+def answer_for_all(
+    partitions: Sequence[int],
+    open_client: Callable[[int], tuple[Client, wire.Broadcast]],
+    work: Work,
+    steps: Steps | None,
+) -> dict[str, RecordDict]:
+    """Let several clients do their work of a round.
+
+    Args:
+        partitions: The clients, by partition.
+        open_client: Resolves the client of a partition, and decodes what the server sent to it.
+        work: What a client does.
+        steps: The same as a generator, for clients that train batched; ``None`` if the message is not about training.
+
+    Returns:
+        The reply of each client, or why it failed, by its name.
+    """
+    with ThreadPoolExecutor(1) as disk:
+        replies = _Replies(disk)
+        for partition in partitions:
+            with replies.failure_of(str(partition)):
+                client, broadcast = open_client(partition)
+                if steps is not None and trains_batched(client):
+                    replies.wait(client, steps(client, broadcast))
+                else:
+                    replies.keep(client.name, work(client, broadcast))
+        replies.train_all()
+    return replies.parts()
+
+
+class _Replies:
+    """The replies of several clients while they are being made.
+
+    Args:
+        disk: The thread that writes models.
+    """
+
+    def __init__(self, disk: ThreadPoolExecutor) -> None:
+        self._disk = disk
+        self._parts: dict[str, RecordDict] = {}
+        self._writes: dict[str, Future[None]] = {}
+        self._waiting: dict[str, list[tuple[str, Training, Job]]] = {}
+
+    def failure_of(self, *names: str) -> contextlib.AbstractContextManager[None]:
+        """Turn an exception into the failure of some clients."""
+        return _failure_of(self._parts, *names)
+
+    def keep(self, name: str, reply: Reply) -> None:
+        """Take a client's reply, and begin to write its model."""
+        self._parts[name] = reply.content
+        self._writes[name] = self._disk.submit(reply.save)
+
+    def wait(self, client: Client, steps: Training) -> None:
+        """Run a client's round up to its training, and let it wait for others of its architecture."""
+        job = next(steps)
+        waiting = self._waiting.setdefault(client.architecture, [])
+        waiting.append((client.name, steps, job))
+        if len(waiting) == _MOST_WAITING:
+            self._train(client.architecture)
+
+    def train_all(self) -> None:
+        """Train all clients that are waiting, and finish their rounds."""
+        for architecture in list(self._waiting):
+            self._train(architecture)
+
+    def _train(self, architecture: str) -> None:
+        waiting = self._waiting.pop(architecture)
+        with self.failure_of(*(name for name, _, _ in waiting)):
+            trained = train_jobs([job for _, _, job in waiting])
+            for (name, steps, _), result in zip(waiting, trained, strict=True):
+                with self.failure_of(name):
+                    self.keep(name, resume(steps, result))
+
+    def parts(self) -> dict[str, RecordDict]:
+        """Return each client's reply once its model is on the disk."""
+        for name, write in self._writes.items():
+            with self.failure_of(name):
+                write.result()
+        return self._parts
+
+
+@contextlib.contextmanager
+def _failure_of(parts: dict[str, RecordDict], *names: str) -> Iterator[None]:
+    """Turn an exception into the failure of some clients, which takes the place of their replies."""
+    try:
+        yield
+    except Exception as err:
+        for name in names:
+            _log.error("client %s failed", name, exc_info=err)
+            parts[name] = wire.write_failure(err)
