@@ -140,7 +140,7 @@ class FeatureModel(nn.Module):
         return logits
 
 
-class Grid(nn.Module):
+class CellPool(nn.Module):
     """Average a feature map to ``size`` x ``size`` cells, whatever the picture's size; then flatten."""
 
     def __init__(self, size: int) -> None:

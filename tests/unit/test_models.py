@@ -14,7 +14,7 @@ from torch.func import functional_call, stack_module_state
 from isoproto.data import to_float
 from isoproto.errors import ConfigError
 from models import FAMILIES, FeatureModel, Head, ModelSpec, architecture_for, architectures, create_model, head_for
-from models.base import ChannelsLast, Grid
+from models.base import CellPool, ChannelsLast
 from models.cost import cost
 
 SPEC = ModelSpec(channels=1, height=32, width=32, feature_dim=128, num_classes=10)
@@ -74,8 +74,8 @@ def test_logits_are_the_head_of_the_features() -> None:
 
 def test_grid_averages_cells_and_flattens() -> None:
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
-    assert Grid(2)(x).tolist() == [[2.5, 4.5, 10.5, 12.5]]
-    assert Grid(4)(x).tolist() == [list(range(16))]
+    assert CellPool(2)(x).tolist() == [[2.5, 4.5, 10.5, 12.5]]
+    assert CellPool(4)(x).tolist() == [list(range(16))]
 
 
 def test_channels_come_last_on_every_device_but_apples():
