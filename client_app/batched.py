@@ -31,7 +31,7 @@ from client_app.training import (
 from isoproto.data import ClientData, to_float
 from isoproto.losses import AlignmentLoss, batch_targets
 from models import FeatureModel
-from models.base import ChannelsLast, Grid
+from models.base import CellPool, ChannelsLast
 
 TOGETHER = 16
 """Most clients in one program: the weights of more, and what the optimiser keeps of them, fall out of the cache."""
@@ -217,7 +217,7 @@ LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.ReLU: lambda layer, x: x.relu(),
     nn.Flatten: lambda layer, x: x.flatten(2),
     nn.MaxPool2d: _each,
-    Grid: _each,
+    CellPool: _each,
     ChannelsLast: lambda layer, x: x,
 }
 
