@@ -56,7 +56,7 @@ from isoproto.matching.feature_gradients import linear_gradients
 from isoproto.own_code import is_own
 from isoproto.precision import wide
 from isoproto.seeding import derive, torch_generator
-from models import FeatureModel, Head, ModelSpec, TextSpec, architecture_for, create_model, head_for
+from models import FeatureModel, HeadShape, ModelSpec, TextSpec, architecture_for, create_model, head_for
 
 # One thread per worker: the simulation runs a worker per core, and small models crawl with more.
 torch.set_num_threads(1)
@@ -902,7 +902,7 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig, head: Head) -> ModelSpec | TextSpec:
+def _spec(dataset: Dataset, config: RunConfig, head: HeadShape) -> ModelSpec | TextSpec:
     """Return what a model for a data set must fit, its head among it.
 
     Raises:
