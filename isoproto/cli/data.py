@@ -102,7 +102,7 @@ def data(
 
 @contextlib.contextmanager
 def _notes_unlogged() -> Iterator[None]:
-    from isoproto.data.named import NOTES
+    from isoproto.data.sources import NOTES
 
     log = logging.getLogger(NOTES)
     log.disabled = True

@@ -9,8 +9,9 @@ import torch
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key
 from isoproto.data.info import INFOS
-from isoproto.data.named import Place, looked_for, missing, npz_place, places, refuse_argument
+from isoproto.data.named import looked_for, missing, places, refuse_argument
 from isoproto.data.pictures import fit
+from isoproto.data.sources import Place, npz_place
 from isoproto.errors import DataError
 
 SIDE = 32  # pixels

@@ -1,67 +1,18 @@
 """Well-known picture sets by name: where one lies on this machine, and reading it from there."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
-from isoproto.data.base import Dataset, ImageDataset
-from isoproto.data.domainnet import read_domainnet
-from isoproto.data.folders import listing, split_number, warn_once
-from isoproto.data.ham10000 import read_ham10000
+from isoproto.data import sources
+from isoproto.data.base import ImageDataset
+from isoproto.data.folders import split_number
 from isoproto.data.hub import fetch_hub, hub_files
 from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
-from isoproto.data.imagefolder import read_tree
-from isoproto.data.info import INFOS, DatasetInfo, KnownFile
-from isoproto.data.npz import count_samples, load_npz
-from isoproto.data.tiny_imagenet import read_tiny_imagenet
+from isoproto.data.info import INFOS
+from isoproto.data.sources import Place, known_of, npz_place, read_folder
 from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
 from isoproto.errors import DataError
-
-# How the folder of a set is read, where that is not as `imagefolder:` does it.
-_TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
-    "tiny_imagenet": read_tiny_imagenet,
-    "domainnet": read_domainnet,
-    "ham10000": read_ham10000,
-}
-
-NOTES = "isoproto.notes"  # the log of what is kept in `Dataset.notes` too
-_NO_TEST_PART = "{} has no official test part: only `split = 'merged'` can be used"
-
-
-class Place(NamedTuple):
-    """Where a set was found.
-
-    Attributes:
-        files: What it consists of.
-        notes: How it differs from the published set.
-        read: Reads it.
-    """
-
-    files: Sequence[Path]
-    notes: tuple[str, ...]
-    read: Callable[[], ImageDataset]
-
-    def load(self) -> ImageDataset:
-        """Read the set, its notes with it; each note is logged once a process."""
-        return with_notes(self.read(), self.notes)
-
-    def identity(self) -> list[tuple[str, int, int]]:
-        """What names the content of the set without reading it."""
-        return listing(self.files)
-
-
-D = TypeVar("D", bound=Dataset)
-
-
-def with_notes(found: D, notes: tuple[str, ...]) -> D:
-    """Return a set with its notes; each note is logged once a process."""
-    if not found.test.any():
-        notes = (*notes, _NO_TEST_PART.format(found.source))
-    for note in notes:
-        warn_once(note, NOTES)
-    return dataclasses.replace(found, notes=notes)
 
 
 def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
@@ -83,23 +34,13 @@ def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
     if split_number(argument)[0]:
         raise DataError(f"data '{name}' takes @ and a side in pixels, such as @224, got {argument!r}")
     asked = f"{name}:{argument}"
-    found, side = locate(asked, folder).load(), _info(asked).side
+    found, side = locate(asked, folder).load(), known_of(asked).side
     if (got := tuple(found.x.shape[2:])) != (side, side) and side != INFOS[name].side:
         raise DataError(
             f"data '{asked}': {found.source} holds pictures of {got[0]}x{got[1]}, wanted {side}x{side}; remove it, or "
             f"make it anew: {how_to_get(asked)}"
         )
     return found
-
-
-def _info(name: str) -> DatasetInfo:
-    """Return what is known of a set; of ``NAME:@SIDE`` it is another size, and another file."""
-    kind, _, argument = name.partition(":")
-    info, side = INFOS[kind], split_number(argument)[1]
-    if not info.side or side in (None, info.side):
-        return info
-    file = dataclasses.replace(info.files[0], name=f"{kind}_{side}.npz")  # of the same pictures, if it was fetched
-    return dataclasses.replace(info, side=side, files=(file,))
 
 
 def refuse_argument(name: str, argument: str) -> None:
@@ -137,7 +78,7 @@ def looked_for(name: str, folder: Path) -> list[str]:
     kind, _, argument = name.partition(":")
     if kind == "hf":
         return list(map(str, hub_files(argument, folder)))
-    info = _info(name)
+    info = known_of(name)
     files = [str(folder / known.name) for known in info.files]
     trees = [f"{folder / tree}/" for tree in info.folders]
     theirs = [f"{folder / pattern} (torchvision's)" for pattern in (info.torchvision.files if info.torchvision else ())]
@@ -149,7 +90,7 @@ def is_here(name: str, folder: Path) -> bool:
     kind, _, argument = name.partition(":")
     if kind == "hf":
         return any(path.exists() for path in hub_files(argument, folder))
-    info = _info(name)
+    info = known_of(name)
     names = [known.name for known in info.files] + list(info.folders)
     patterns = info.torchvision.files if info.torchvision else ()
     return (
@@ -161,31 +102,19 @@ def is_here(name: str, folder: Path) -> bool:
 
 def places(name: str, folder: Path) -> Iterator[Place]:
     """Yield the places that have a set, in the order of preference."""
-    kind, info = name.partition(":")[0], _info(name)
+    kind, info = name.partition(":")[0], known_of(name)
     for known in info.files:
         path = folder / known.name
         if path.is_file():
-            yield npz_place(path, notes_on(name, known, path))
+            yield npz_place(path, sources.notes_on(name, known, path))
     for tree in info.folders:
         root = folder / tree
         if root.is_dir():
             files = [path for path in root.rglob("*") if path.is_file()]
-            yield Place(files, info.caveats, functools.partial(_read_tree, kind, root, info.side))
+            yield Place(files, info.caveats, functools.partial(read_folder, kind, root, info.side))
     if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
         read = functools.partial(read_torchvision, kind, info.torchvision, folder, info.side)
         yield Place(files, info.caveats, read)
-
-
-def notes_on(name: str, known: KnownFile, path: Path, count: Callable[[Path], int] = count_samples) -> tuple[str, ...]:
-    """Return the caveats of a file, none if ``count`` says that it is somebody's own of the same name."""
-    if not known.caveats or (known.samples and count(path) != known.samples):
-        return ()
-    return tuple(f"{name} from {path.name}: {caveat}" for caveat in known.caveats)
-
-
-def npz_place(path: Path, notes: tuple[str, ...]) -> Place:
-    """Return a file of arrays or encoded pictures as a place."""
-    return Place([path], notes, lambda: load_npz(str(path.absolute()), path.parent))
 
 
 def fetch(name: str, folder: Path) -> None:
@@ -195,7 +124,7 @@ def fetch(name: str, folder: Path) -> None:
         DataError: If neither has it, or it cannot be had.
     """
     kind, _, argument = name.partition(":")
-    info, failures = _info(name), []
+    info, failures = known_of(name), []
     ways: list[Callable[[], None]] = []
     if kind == "hf":
         ways.append(functools.partial(fetch_hub, argument, folder))
@@ -214,9 +143,3 @@ def fetch(name: str, folder: Path) -> None:
             return
     reasons = "; ".join(failures) or f"it is nowhere to be had from; {how_to_get(name)}"
     raise DataError(f"data '{name}' cannot be fetched: {reasons}")
-
-
-def _read_tree(name: str, root: Path, side: int) -> ImageDataset:
-    if name in _TREES:
-        return _TREES[name](root, side)
-    return read_tree(root, side)

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 import server_app.app
-from isoproto.data import INFOS, folders, load_dataset, named
+from isoproto.data import INFOS, folders, load_dataset, named, sources
 from isoproto.data.contact_sheet import contact_sheet
 from tests.fakes import command_line
 
@@ -60,7 +60,7 @@ def test_a_set_is_described_counted_and_drawn(isoproto, tmp_path):
 def test_what_to_know_of_a_copy_is_said_once(isoproto, tmp_path, monkeypatch, caplog):
     """On the screen; the log, which goes there too, leaves it out."""
     write_pets(tmp_path / "pacs64.npz")
-    monkeypatch.setattr(named, "notes_on", lambda *_: ("pacs: half of it",))
+    monkeypatch.setattr(sources, "notes_on", lambda *_: ("pacs: half of it",))
     status, out, _ = isoproto("data", "pacs", "--data-dir", str(tmp_path))
     assert (status, out.count("pacs: half of it"), caplog.text.count("half of it")) == (0, 1, 0)
     load_dataset.cache_clear()
