@@ -74,7 +74,8 @@ class DatasetInfo:
         caveats: What to know of it wherever it comes from.
         side: Rows and columns that pictures of different sizes are brought to; 0: all are of one size.
         torchvision: Its place in torchvision, if it has one.
-        hugging_face: Likewise.
+        hugging_face: Its place at Hugging Face, if it has one.
+        hub: Whether the text behind the colon of its name is the id of a set at Hugging Face.
     """
 
     what: str
@@ -87,6 +88,7 @@ class DatasetInfo:
     side: int = 0
     torchvision: Torchvision | None = None
     hugging_face: HuggingFace | None = None
+    hub: bool = False
 
 
 _DOWNLOAD = "`isoproto data {name} --download` fetches it"
@@ -111,6 +113,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="hf:ID, any set of pictures or texts of Hugging Face, with names of columns where they are not clear",
         licence="see its card at Hugging Face",
         how_to_get="`isoproto data hf:ID --download` fetches it",
+        hub=True,
     ),
     "imagefolder": DatasetInfo(
         what="imagefolder:FOLDER, your own pictures as [train|test/][domain/]class/name.png",
@@ -372,4 +375,23 @@ INFOS: dict[str, DatasetInfo] = {
         ),
     ),
 }
-"""A data set is a line here and a loader in ``DATASETS``."""
+"""What ``isoproto data`` and error texts say of a data set. A set in ``DATASETS`` may do without a row here."""
+
+_NO_ROW = DatasetInfo(
+    what="a data set that the table of data sets says nothing about",
+    licence="not stated",
+    how_to_get="not stated; see the function that reads it",
+)
+
+
+def info_of(name: str) -> DatasetInfo:
+    """Return what is known of a data set; a set without a row in ``INFOS`` gets the same words as any other.
+
+    Args:
+        name: The data set's name; a colon and what follows it do not matter.
+
+    Example:
+        >>> info_of("npz:pets.npz").licence, info_of("somebodys").licence
+        ('your own', 'not stated')
+    """
+    return INFOS.get(name.partition(":")[0], _NO_ROW)
