@@ -25,7 +25,7 @@ from isoproto.losses import AlignmentLoss, batch_targets
 from isoproto.parts.alignment import AlignmentTerm
 from isoproto.parts.base import Batch, Compare, LossTerm
 from models import FeatureModel
-from models.base import ChannelsLast, Grid
+from models.base import CellPool, ChannelsLast
 
 TOGETHER = 16
 """Most clients in one program: the weights of more, and what the optimiser keeps of them, fall out of the cache."""
@@ -219,7 +219,7 @@ LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.ReLU: lambda layer, x: x.relu(),
     nn.Flatten: lambda layer, x: x.flatten(2),
     nn.MaxPool2d: _each,
-    Grid: _each,
+    CellPool: _each,
     ChannelsLast: lambda layer, x: x,
 }
 

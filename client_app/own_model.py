@@ -1,25 +1,23 @@
 """The client's own model: build it, load it, put the server's weights into it, and say what is saved with it."""
 
+import dataclasses
 import functools
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_app.client import Client
 from client_app.store import Saved
-from client_app.view import Own
 from isoproto import paths, wire
 from isoproto.errors import ConfigError, StateError
 from isoproto.own_code import is_own
+from isoproto.parts import OwnMeans, Part
 from isoproto.seeding import derive
-from models import FeatureModel, ModelSpec, TextSpec, create_model
-
-# What the server may ask to be shared, by prefix of the tensor's name.
-_SHARED_PREFIX = {"none": None, "head": "head.", "base": "base.", "model": ""}
+from models import FeatureModel, HeadShape, ModelSpec, TextSpec, architecture_for, create_model
 
 # The class means of a model are saved beside its tensors under these names. No module of a model has such a name.
 _MEANS_NAMES = ("own:means", "own:counts", "own:scatter")
@@ -30,13 +28,15 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         model: The model.
+        modules: What parts of the method keep beside it, by name.
         tested: Its accuracy on the test data; ``None`` if it must be measured.
         own: Its class means of the training data; ``None`` if they must be measured.
     """
 
     model: FeatureModel
+    modules: dict[str, nn.Module]
     tested: wire.Evaluation | None
-    own: Own | None
+    own: OwnMeans | None
 
 
 def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.device, seed: int) -> FeatureModel:
@@ -46,45 +46,59 @@ def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.dev
 
 
 @functools.lru_cache(maxsize=32)
-def skeleton(
-    architecture: str, spec: ModelSpec | TextSpec, device: torch.device
-) -> tuple[FeatureModel, dict[str, Tensor]]:
-    """Return a model whose weights are about to be replaced, and its tensors.
+def skeleton(architecture: str, spec: ModelSpec | TextSpec, device: torch.device, role: str = "") -> FeatureModel:
+    """Return a model whose weights are about to be replaced.
 
-    The model is kept and handed out again, because building a model takes longer than filling one.
+    The model is kept and handed out again, because building a model takes longer than filling one. Models of different
+    roles are different, so that a client can have both at once.
     """
-    model = build_model(architecture, spec, device, seed=0)
-    return model, model.state_dict()
+    return build_model(architecture, spec, device, seed=0)
 
 
-def shared_weights(model: FeatureModel, share: str) -> dict[str, Tensor]:
-    """Return the weights that a run shares, by name.
+def part_modules(client: Client) -> dict[str, nn.Module]:
+    """Return the modules that parts of the method keep on the client, by name; their weights are about to be replaced.
 
-    Args:
-        model: The client's model.
-        share: The setting ``share``: ``none``, ``head``, ``base`` or ``model``.
+    Each is a model of the first architecture that the run names, so it is the same on all clients.
     """
-    prefix = _SHARED_PREFIX[share]
-    if prefix is None:
-        return {}
-    return {name: t for name, t in model.state_dict().items() if name.startswith(prefix)}
+    architecture = architecture_for(client.config.models, 0)
+    spec = dataclasses.replace(client.spec, head=HeadShape())
+    return {part.owns: skeleton(architecture, spec, client.device, part.owns) for part in client.parts if part.owns}
 
 
-def install(model: FeatureModel, shared: Mapping[str, Tensor], client: Client) -> None:
-    """Put averaged weights into the model.
+def shared_weights(
+    parts: Sequence[Part], model: nn.Module, modules: Mapping[str, nn.Module]
+) -> dict[str, Tensor]:
+    """Return the weights that a run shares, by name: the tensors themselves, not copies."""
+    return {name: tensor for part in parts for name, tensor in part.shared(model, modules).items()}
+
+
+def _saved_tensors(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the tensors of a client's modules under the names that they are saved by."""
+    parts = {f"part.{part}.{name}": t for part, module in modules.items() for name, t in module.state_dict().items()}
+    return {**model.state_dict(), **parts}
+
+
+def install(loaded: "LoadedModel", shared: Mapping[str, Tensor], client: Client) -> None:
+    """Put averaged weights into the client's modules.
 
     Raises:
         ConfigError: If they are not the weights that the run shares, or do not fit.
     """
     if not shared:
         return
-    share = client.config.share
-    if wire.tensor_spec(shared_weights(model, share)) != wire.tensor_spec(shared):
+    own = shared_weights(client.parts, loaded.model, loaded.modules)
+    if wire.tensor_spec(own) != wire.tensor_spec(shared):
         raise ConfigError(
             f"client {client.name}: the server's shared weights do not fit its model {client.architecture!r} "
-            f"(`share = {share}`); all clients need one architecture for it"
+            f"(`share = {client.config.share}`); all clients need one architecture for it"
         )
-    model.load_state_dict({**model.state_dict(), **shared})
+    _fill(own, shared)
+
+
+def _fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
 
 
 def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> LoadedModel:
@@ -98,12 +112,12 @@ def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> Loaded
         broadcast: What the server sent.
         before: Load the model as it was when this round began.
     """
-    model, tested, own = load_model(client, broadcast.experiment, before)
-    install(model, broadcast.shared, client)
-    if broadcast.shared:
-        tested = None
-        own = own if client.config.share == "head" else None
-    return LoadedModel(model, tested, own)
+    loaded = load_model(client, broadcast.experiment, before)
+    install(loaded, broadcast.shared, client)
+    changed = {name.partition(".")[0] for name in broadcast.shared} & {name for name, _ in loaded.model.named_children()}
+    if changed:
+        loaded = loaded._replace(tested=None, own=loaded.own if changed == {"head"} else None)
+    return loaded
 
 
 def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
@@ -121,20 +135,24 @@ def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
         _require_same_folder(client, experiment)
         if client.config.init_from:
             saved = _load_from(client, client.config.init_from)
+    modules = part_modules(client)
     if saved is None:
-        return LoadedModel(_new_model(client), None, None)
-    model, state = skeleton(client.architecture, client.spec, client.device)
+        for name, module in modules.items():
+            module.load_state_dict(_new_module(client, name).state_dict())
+        return LoadedModel(_new_model(client), modules, None, None)
+    model = skeleton(client.architecture, client.spec, client.device)
+    state = _saved_tensors(model, modules)
     tensors, own = _without_means(saved.tensors)
     _require_fit(client, wire.tensor_spec(state), wire.tensor_spec(tensors))
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(tensors[name])
-    return LoadedModel(model, tested, own)
+    _fill(state, tensors)
+    return LoadedModel(model, modules, tested, own)
 
 
-def state_to_save(model: FeatureModel, own: Own | None) -> dict[str, Tensor]:
-    """Return the tensors to save: those of the model, and its class means if there are any."""
-    state = dict(model.state_dict())
+def state_to_save(
+    model: nn.Module, modules: Mapping[str, nn.Module], own: OwnMeans | None
+) -> dict[str, Tensor]:
+    """Return the tensors to save: those of the client's modules, and the model's class means if there are any."""
+    state = _saved_tensors(model, modules)
     if own is not None:
         state |= dict(zip(_MEANS_NAMES, (own.means, own.counts, torch.tensor(own.scatter)), strict=True))
     return state
@@ -173,13 +191,13 @@ def _load_from(client: Client, experiment: str) -> Saved:
     return saved
 
 
-def _without_means(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Own | None]:
+def _without_means(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], OwnMeans | None]:
     """Separate a model's tensors from the class means that were saved with them."""
     tensors = dict(saved)
     means, counts, scatter = (tensors.pop(name, None) for name in _MEANS_NAMES)
     if means is None or counts is None or scatter is None:
         return tensors, None
-    return tensors, Own(means, counts, float(scatter))
+    return tensors, OwnMeans(means, counts, float(scatter))
 
 
 def _require_fit(client: Client, expected: wire.Spec, found: wire.Spec) -> None:

@@ -1,6 +1,7 @@
 """Local training, statistics and evaluation: plain torch, no Flower."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch.nn import functional
 from isoproto.data import ClientData, to_float
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.geometry.class_sums import ClassSums
-from isoproto.parts.base import Batch, Compare, LossTerm, OwnedModule
+from isoproto.parts.base import Batch, Compare, LossTerm
 from isoproto.precision import full_precision, wide
 from isoproto.seeding import derive
 from models import FeatureModel
@@ -108,14 +109,14 @@ def train(
     settings: LocalSettings,
     terms: Sequence[LossTerm],
     generator: torch.Generator,
-    owned: OwnedModule | None = None,
 ) -> tuple[dict[str, float], Statistics | None]:
     r"""Train for some local epochs.
 
     .. math::
         L = CE(h(z), y) + \sum_t w_t L_t
 
-    Reference: FedSAF, Eq. 19; FedHPro, Eq. 15. Without terms the loss is the cross-entropy alone.
+    Reference: FedSAF, Eq. 19; FedHPro, Eq. 15. Without terms the loss is the cross-entropy alone. A term may weigh the
+    cross-entropy and train a module of its own beside the model, see ``LossTerm``.
 
     Args:
         model: Trained in place, on its device.
@@ -124,7 +125,6 @@ def train(
         terms: What is added to the cross-entropy.
         generator: Source of the batch order. Its seed is also that of dropout and of the augmentation, so that neither
             changes the order.
-        owned: A module of a part's own, which the terms read and which is trained beside the model.
 
     Returns:
         Mean loss terms of the last epoch by name, and running class statistics of its features if
@@ -134,7 +134,8 @@ def train(
     samples = len(data.train_y)
     # All at once: a copy for each batch would have the processor wait for the device.
     pictures = data.train_x.to(device) if data.train_x.nbytes <= _RESIDENT else data.train_x
-    modules: list[nn.Module] = [model] if owned is None else [model, owned.module]
+    modules = [model, *(term.module for term in terms if term.module is not None)]
+    entropy, clip = math.prod(term.entropy for term in terms), max((term.clip for term in terms), default=0.0)
     for module in modules:  # a single sample has no batch statistics: its model trains on the running ones
         module.train(samples > 1)
     optimizers = [make_optimizer(module, settings) for module in modules]
@@ -160,10 +161,10 @@ def train(
                 batch = Batch(x, full_precision(features), full_precision(logits), y)
                 cross_entropy = functional.cross_entropy(batch.logits, y)
                 values = [value(batch) for value in compare]
-                loss = cross_entropy if owned is None else owned.entropy * cross_entropy
+                loss = cross_entropy if entropy == 1 else entropy * cross_entropy
                 for value, weight in zip(values, weights, strict=True):
                     loss = loss + value @ weight
-                _step(loss, optimizers, modules, clip=owned.clip if owned else 0.0)
+                _step(loss, optimizers, modules, clip=clip)
                 if last:
                     seen = [cross_entropy.detach().view(1), *(v.detach() for v in values), loss.detach().view(1)]
                     totals += torch.cat(seen) * len(y)

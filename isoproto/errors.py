@@ -1,18 +1,18 @@
-"""Errors this project raises on purpose.
+"""The errors that this project raises on purpose, as a family tree.
 
 * IsoprotoError
   x ConfigError       - a run-config or node-config value is missing, unknown or out of range
   x DataError         - a data set cannot be found, read, or split as asked
   x WireError         - a message does not follow the wire schema
     + SchemaMismatch  - sender and receiver speak different schema versions
-    + MoreSamples     - a client reports more samples than it told of when it was asked who it is
+    + MoreSamples     - a reply claims more samples than the client declared in its query reply
   x StateError        - a checkpoint, run folder, client store or key cannot be used
   x DivergenceError   - local training left the finite numbers
   x FrameError        - the relations between classes give no common frame this round
-  x FederationError   - a run cannot go on: too few nodes, or nobody answers; or Flower refused a command
+  x FederationError   - a run cannot go on (too few nodes, or no replies), or Flower refused a command
 
-Every message stands alone: it says what, which client, what was wanted, what came, and what to do.
-A ClientApp's error reaches the server as one string, without a traceback.
+Every message stands alone: it says what went wrong and for which client, what was wanted, what came, and what to do.
+The reason is that a ClientApp's error reaches the server as one string, without a traceback.
 """
 
 
@@ -37,7 +37,7 @@ class SchemaMismatch(WireError):  # noqa: N818 - what it is, not that it is one
 
 
 class MoreSamples(WireError):  # noqa: N818 - what it is, not that it is one
-    """A client reports more samples than it told of when it was asked who it is."""
+    """A reply claims more samples than the client declared in its query reply."""
 
 
 class StateError(IsoprotoError, RuntimeError):
@@ -49,7 +49,7 @@ class DivergenceError(IsoprotoError, ArithmeticError):
 
 
 class FrameError(IsoprotoError, ArithmeticError):
-    """The relations between classes give no common frame this round; last round's still serves."""
+    """The relations between classes give no common frame this round; the last round's frame stays in use."""
 
 
 class FederationError(IsoprotoError, RuntimeError):

@@ -1,7 +1,7 @@
-"""A digest of the code that runs, to notice a foreign or stale ClientApp.
+"""A digest of the code that runs, by which the server notices a foreign or outdated ClientApp.
 
-Flower finds our packages by name. A Ray worker or SuperNode that has another ``client_app`` or ``models``
-earlier on its path would run that one without a word; the server therefore compares digests in its query.
+Flower finds our packages by name. If a Ray worker or SuperNode has another ``client_app`` or ``models`` earlier on its
+path, it runs that one without an error. The server therefore asks every node for this digest and compares it.
 """
 
 import functools
@@ -10,15 +10,15 @@ import importlib.util
 from pathlib import Path
 
 PACKAGES = ("client_app", "isoproto", "models", "server_app", "strategies")
-# What a bundle carries of a package, see `fab-include` in pyproject.toml.
+# The files of a package that a bundle carries: see `fab-include` in pyproject.toml.
 _SUFFIXES = (".py", ".jsonl")
 
 
 def package_folder(package: str) -> Path:
-    """Return the folder that this process would import ``package`` from.
+    """Return the folder from which this process would import ``package``.
 
     Raises:
-        ModuleNotFoundError: If it would find none.
+        ModuleNotFoundError: If there is no such package.
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -28,7 +28,7 @@ def package_folder(package: str) -> Path:
 
 @functools.lru_cache(maxsize=1)
 def fingerprint() -> str:
-    """Return 16 hex digits over the source files of our packages, as this process would import them."""
+    """Return 16 hex digits that change with any source file of the packages this process would import."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         folder = package_folder(package)

@@ -1,7 +1,7 @@
-"""Finding a user's own function by its name: ``module:callable`` or ``FILE.py:callable``.
+"""Import a user's function by its name: ``module:callable`` or ``FILE.py:callable``.
 
-Whoever names a function runs code here. So a name is only ever taken from a node's own configuration, or, in a
-simulation, from the researcher's run config: see ``Client.of``.
+A name runs code on this machine. A node therefore takes it only from its own configuration. In a simulation it may
+come from the run config, since the researcher owns that machine.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from isoproto.errors import ConfigError
 
 
 def is_own(name: str) -> bool:
-    """Whether a setting names a user's own function.
+    """Return whether a setting names a user's function rather than an entry of a table.
 
     Example:
         >>> is_own("wards.py:network"), is_own("resnet")
@@ -26,7 +26,7 @@ def is_own(name: str) -> bool:
 
 
 def absolute(name: str, folder: Path) -> str:
-    """Return a function's name with the path of its file made absolute.
+    """Return the name of a function with the path of its file made absolute; other names stay as they are.
 
     Example:
         >>> absolute("wards.py:net", Path("/srv")), absolute("wards:net", Path("/srv"))
@@ -40,12 +40,12 @@ def own_callable(name: str, key: str, folder: Path = Path()) -> Callable[..., An
     """Import a user's function.
 
     Args:
-        name: ``module:callable``, a module that this Python can import, or ``FILE.py:callable``.
-        key: The setting that names it, for error texts.
-        folder: What a relative path of a file starts from.
+        name: ``module:callable`` for a module that this Python can import, or ``FILE.py:callable``.
+        key: The setting that holds the name, for error texts.
+        folder: Folder from which a relative path of a file starts.
 
     Raises:
-        ConfigError: If the module, the file or the function is not there, or its import fails.
+        ConfigError: If the module, the file or the function does not exist, or the import fails.
 
     Example:
         >>> own_callable("math:sqrt", "model")(9.0)
@@ -77,7 +77,7 @@ def _imported(name: str) -> object:
 
 
 def _from_file(path: Path) -> object:
-    """Import a file under a name that no package has, once per process."""
+    """Import a file once per process, under a module name that no package uses."""
     path = path.absolute()
     name = f"isoproto_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:

@@ -1,4 +1,4 @@
-"""Where things lie on this machine when no setting says otherwise."""
+"""Folders of this machine that are used when no setting says otherwise, and safe writing of files."""
 
 import contextlib
 import os
@@ -22,49 +22,49 @@ def home() -> Path:
 
 
 def output_dir(setting: str = "") -> Path:
-    """Return the folder of run folders: the setting, else ``runs`` in ``home()``."""
+    """Return the folder that holds run folders: the setting, else ``runs`` in ``home()``."""
     return Path(setting).expanduser() if setting else home() / "runs"
 
 
 def state_dir(setting: str = "") -> Path:
-    """Return the folder of client models: the setting, else ``state`` in ``home()``."""
+    """Return the folder that holds client models: the setting, else ``state`` in ``home()``."""
     return Path(setting).expanduser() if setting else home() / "state"
 
 
 def component(name: str) -> str:
-    """Return ``name`` as one component of a path; ``..`` is none that leads out of the folder."""
+    """Return ``name`` as one component of a path; it is quoted, so ``..`` cannot lead out of the folder."""
     return urllib.parse.quote(name, safe="").replace(".", "%2E")
 
 
 def experiment_dir(state: Path, experiment: str) -> Path:
-    """Return the folder of the client models of an experiment under a state folder."""
+    """Return the folder, inside a state folder, that holds the client models of one experiment."""
     return state / component(experiment)
 
 
 def mark_experiment(state: Path, experiment: str) -> None:
-    """Leave a mark in an experiment's folder, by which processes of other machines know that it is the same one.
+    """Write an empty file into an experiment's folder, so that other machines can see whether they share the folder.
 
     Raises:
-        StateError: If it cannot be written.
+        StateError: If the file cannot be written.
     """
     write_atomically(experiment_dir(state, experiment) / _MARK, b"")
 
 
 def is_marked(state: Path, experiment: str) -> bool:
-    """Whether :func:`mark_experiment` has been here."""
+    """Return whether :func:`mark_experiment` has marked the experiment's folder."""
     return (experiment_dir(state, experiment) / _MARK).exists()
 
 
 def keys_dir() -> Path:
-    """Return the folder of a deployment's keys: ``keys`` in ``home()``."""
+    """Return the folder that holds the keys of a deployment: ``keys`` in ``home()``."""
     return home() / "keys"
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that no other user can look into; one that is there stays as it is.
+    """Make a folder that no other user can look into; an existing folder keeps its permissions.
 
     Raises:
-        StateError: If it cannot be made, or a file is there.
+        StateError: If the folder cannot be made, or a file has its name.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,9 +75,9 @@ def private_folder(path: Path) -> None:
 
 
 def drop_leftovers(path: Path) -> None:
-    """Remove temporary files that :func:`write_atomically` left beside ``path``, of names that sort before its own.
+    """Remove temporary files that killed processes left next to ``path``, if their names sort before its name.
 
-    A process that is killed while it writes leaves one, and nobody else takes its name again.
+    A process that is killed in :func:`write_atomically` leaves such a file, and no other process reuses its name.
     """
     for name in os.listdir(path.parent):
         if name.endswith(".tmp") and name < f".{path.name}":
@@ -85,25 +85,25 @@ def drop_leftovers(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666, overwrite: bool = True) -> None:
-    """Write a file so that a reader sees the old content or the new one, whatever happens in between.
+    """Write a file so that a reader always sees either the old content or the new one, even after a crash.
 
-    The content goes to a temporary name in the same folder, is flushed to the disk, and is renamed. The folder is not
-    flushed, which takes 5 ms more on ext4: after a power cut the old content may be back, and it is whole; a run goes
-    on from a round before just as well.
+    The content is written under a temporary name in the same folder, flushed to the disk, and renamed. The folder is
+    not flushed, since that takes 5 ms more on ext4. After a power cut the complete old content may therefore be back.
+    That is harmless: a run then continues from an earlier round.
 
     Args:
         path: The file.
-        content: What it shall hold.
-        mode: Its permissions from its first moment, less the process's umask.
-        overwrite: Replace a file that is there.
+        content: The new content.
+        mode: Permissions of the file from its first moment, less the process's umask.
+        overwrite: Whether an existing file is replaced.
 
     Raises:
-        StateError: If it cannot be written, or is there and shall stay; the old content is untouched.
+        StateError: If the file cannot be written, or it exists and ``overwrite`` is false. An old file is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # left by a process that was killed: its mode is not ours
+        temporary.unlink(missing_ok=True)  # a killed process may have left it, with another mode
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
             file.flush()
@@ -111,10 +111,10 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666, overwrite
         if overwrite:
             temporary.replace(path)
         else:
-            os.link(temporary, path)  # unlike a rename, fails where a file is
+            os.link(temporary, path)  # unlike a rename, this fails if the file exists
             temporary.unlink()
     except OSError as err:
-        with contextlib.suppress(OSError):  # where its folder cannot be made, there is none
+        with contextlib.suppress(OSError):  # without the folder there is no temporary file
             temporary.unlink(missing_ok=True)
         raise StateError(
             f"cannot write {path}: {err.strerror} ({len(content)} bytes); nothing was lost, the previous file is "

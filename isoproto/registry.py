@@ -1,4 +1,4 @@
-"""Looking a name up in one of the project's tables, with one error text for all of them."""
+"""Look up a name in one of the project's tables, with the same error text for all tables."""
 
 import difflib
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 def lookup(table: Mapping[str, T], key: str, name: str) -> T:
-    """Return ``table[name]``, or say which names the setting ``key`` may have.
+    """Return ``table[name]``; if the name is unknown, raise an error that lists the known names.
 
     Args:
         table: A registry such as ``STRATEGIES`` or ``LOSSES``.
-        key: The setting the name came from, for the error text.
+        key: The setting that gave the name, for the error text.
         name: The name to look up.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Random streams, each derived from what it is for; nothing touches a global generator.
+"""Random generators, each seeded by what it is used for; the global generators are never used.
 
-A stream is named by the run's seed, a purpose, and what it belongs to (a round, a client). So a resumed run
-draws what the unbroken run drew, and no client's numbers depend on which worker ran before it.
+A seed is computed from the run's seed, a purpose, and the round or client that it concerns. So a resumed run draws
+the same numbers as an uninterrupted run, and a client's numbers do not depend on which clients its worker ran before.
 """
 
 import hashlib

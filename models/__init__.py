@@ -10,7 +10,7 @@ from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.registry import lookup
 from models.bag import bag_mlp
-from models.base import FeatureModel, Head, ModelSpec, TextSpec
+from models.base import FeatureModel, HeadShape, ModelSpec, TextSpec
 from models.cnn import cnn, cnn4, tiny_cnn
 from models.fasttext import fasttext, text_logistic
 from models.inception import googlenet, inception
@@ -29,7 +29,7 @@ __all__ = [
     "MODELS",
     "TEXT_MODELS",
     "FeatureModel",
-    "Head",
+    "HeadShape",
     "ModelSpec",
     "TextSpec",
     "architecture_for",
@@ -177,7 +177,7 @@ def architecture_for(models: str, partition: int) -> str:
     return names[partition % len(names)]
 
 
-def head_for(heads: str, partition: int, feature_dim: int) -> Head:
+def head_for(heads: str, partition: int, feature_dim: int) -> HeadShape:
     """Return a client's head: entry ``partition`` modulo their number of ``HEADS[heads]``.
 
     Args:
@@ -192,11 +192,11 @@ def head_for(heads: str, partition: int, feature_dim: int) -> Head:
         >>> [head_for("htc4", i, 512).hidden for i in range(4)]
         [(512,), (512, 512), (512, 256), (512, 128)]
         >>> head_for("htm4", 3, 512)
-        Head(hidden=(768,), activation='tanh')
+        HeadShape(hidden=(768,), activation='tanh')
     """
     group = lookup(HEADS, "heads", heads)
     hidden = tuple(max(1, int(share * feature_dim)) for share in group[partition % len(group)])
-    return Head(hidden, _ACTIVATION.get(heads, "relu"))
+    return HeadShape(hidden, _ACTIVATION.get(heads, "relu"))
 
 
 def create_model(name: str, spec: ModelSpec | TextSpec, seed: int) -> FeatureModel:

@@ -11,7 +11,7 @@ from isoproto.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadShape:
     """What comes between features and logits.
 
     Attributes:
@@ -44,7 +44,7 @@ class ModelSpec:
     width: int
     feature_dim: int
     num_classes: int
-    head: Head = Head()
+    head: HeadShape = HeadShape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TextSpec:
     length: int
     feature_dim: int
     num_classes: int
-    head: Head = Head()
+    head: HeadShape = HeadShape()
 
 
 class FeatureModel(nn.Module):
@@ -92,7 +92,7 @@ class FeatureModel(nn.Module):
     width: int
     layout: torch.memory_format = torch.contiguous_format
 
-    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, head: Head = Head()) -> None:
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, head: HeadShape = HeadShape()) -> None:
         super().__init__()
         self.base = base
         layers: list[nn.Module] = []
@@ -140,7 +140,7 @@ class FeatureModel(nn.Module):
         return logits
 
 
-class Grid(nn.Module):
+class CellPool(nn.Module):
     """Average a feature map to ``size`` x ``size`` cells, whatever the picture's size; then flatten."""
 
     def __init__(self, size: int) -> None:

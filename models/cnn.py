@@ -3,7 +3,7 @@
 from torch import nn
 
 from isoproto.errors import ConfigError
-from models.base import ChannelsLast, Grid, ModelSpec
+from models.base import CellPool, ChannelsLast, ModelSpec
 
 
 def cnn(spec: ModelSpec) -> nn.Module:
@@ -26,7 +26,7 @@ def cnn(spec: ModelSpec) -> nn.Module:
         nn.MaxPool2d(2, ceil_mode=True),
         nn.GroupNorm(8, 64),
         nn.ReLU(),
-        Grid(4),
+        CellPool(4),
         nn.Linear(1024, 128),
     )
 
@@ -40,7 +40,7 @@ def tiny_cnn(spec: ModelSpec) -> nn.Module:
         nn.Conv2d(8, 16, 3, 2, 1),
         nn.GroupNorm(4, 16),
         nn.ReLU(),
-        Grid(4),
+        CellPool(4),
         nn.Linear(256, 128),
     )
 

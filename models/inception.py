@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.base import Grid, ModelSpec, conv_norm, stem
+from models.base import CellPool, ModelSpec, conv_norm, stem
 
 
 class InceptionBlock(nn.Module):
@@ -33,7 +33,7 @@ def inception(spec: ModelSpec) -> nn.Module:
         nn.MaxPool2d(2, ceil_mode=True),
         conv_norm(64, 32, 1),
         nn.ReLU(),
-        Grid(4),
+        CellPool(4),
         nn.Linear(512, 128),
     )
 

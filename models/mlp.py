@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from models.base import Grid, ModelSpec
+from models.base import CellPool, ModelSpec
 
 
 def mlp(spec: ModelSpec) -> nn.Module:
@@ -10,4 +10,4 @@ def mlp(spec: ModelSpec) -> nn.Module:
 
     The cells keep it small whatever the picture's size.
     """
-    return nn.Sequential(Grid(16), nn.Linear(256 * spec.channels, 64), nn.ReLU(), nn.Linear(64, 128))
+    return nn.Sequential(CellPool(16), nn.Linear(256 * spec.channels, 64), nn.ReLU(), nn.Linear(64, 128))

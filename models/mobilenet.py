@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from models.base import Grid, ModelSpec, conv_norm, stem
+from models.base import CellPool, ModelSpec, conv_norm, stem
 
 
 def _separable(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
@@ -19,7 +19,7 @@ def mobilenet(spec: ModelSpec) -> nn.Module:
         *_separable(64, 64, 2),
         conv_norm(64, 32, 1),
         nn.ReLU(),
-        Grid(4),
+        CellPool(4),
         nn.Linear(512, 128),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.base import Grid, ModelSpec, conv_norm, stem
+from models.base import CellPool, ModelSpec, conv_norm, stem
 
 
 class ResidualBlock(nn.Module):
@@ -26,7 +26,7 @@ class ResidualBlock(nn.Module):
 def resnet(spec: ModelSpec) -> nn.Module:
     """Stem and two residual blocks: 16, 32, 64 channels, then a linear layer to 128."""
     return nn.Sequential(
-        *stem(spec.channels, 16), ResidualBlock(16, 32), ResidualBlock(32, 64, 2), Grid(2), nn.Linear(256, 128)
+        *stem(spec.channels, 16), ResidualBlock(16, 32), ResidualBlock(32, 64, 2), CellPool(2), nn.Linear(256, 128)
     )
 
 
@@ -62,7 +62,7 @@ def narrow_resnet(width: int) -> Callable[[ModelSpec], nn.Module]:
             stride = outputs // inputs
             shortcut = conv_norm(inputs, outputs, 1, stride=stride) if stride > 1 else None
             layers.append(BasicBlock(inputs, outputs, stride, shortcut))
-        net = nn.Sequential(*layers, Grid(1))
+        net = nn.Sequential(*layers, CellPool(1))
         for convolution in (module for module in net.modules() if isinstance(module, nn.Conv2d)):
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
         return net

@@ -57,10 +57,9 @@ def data(
     """Show what a data set is, where it was found, its classes and some samples; status 1 if it is not there."""
     from rich.console import Console
 
-    from isoproto.data import DATASETS, INFOS, TextDataset, load_dataset
+    from isoproto.data import TextDataset, describe, load_dataset
     from isoproto.data.folders import cache_folder, data_folder
     from isoproto.data.named import fetch, how_to_get, is_here, looked_for
-    from isoproto.registry import lookup
 
     console = Console()
     wide = Console(width=max(console.width, _WIDE))
@@ -69,8 +68,7 @@ def data(
         return
     name = from_here(name)
     kind = name.partition(":")[0]
-    lookup(DATASETS, "data", kind)
-    info, folder = INFOS[kind], data_folder(str(data_dir or "")).absolute()
+    info, folder = describe(kind), data_folder(str(data_dir or "")).absolute()
     typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
     if looked := looked_for(name, folder):
         typer.echo("looked for, in this order: " + ", ".join(looked))
@@ -102,7 +100,7 @@ def data(
 
 @contextlib.contextmanager
 def _notes_unlogged() -> Iterator[None]:
-    from isoproto.data.named import NOTES
+    from isoproto.data.sources import NOTES
 
     log = logging.getLogger(NOTES)
     log.disabled = True
@@ -118,11 +116,11 @@ def _names() -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    from isoproto.data import INFOS
+    from isoproto.data import DATASETS, describe
 
     table = Table("data", "what", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, info in INFOS.items():
-        table.add_row(name, escape(info.what))
+    for name in DATASETS:
+        table.add_row(name, escape(describe(name).what))
     return table
 
 

@@ -1,6 +1,8 @@
 """Data sets by name, and their partition over clients."""
 
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from isoproto.data.embedded import load_digits4
 from isoproto.data.folders import data_folder
 from isoproto.data.hub import load_hub
 from isoproto.data.imagefolder import load_imagefolder
-from isoproto.data.info import INFOS
+from isoproto.data.info import INFOS, DatasetInfo, info_of
 from isoproto.data.named import load_named
 from isoproto.data.npz import load_npz
 from isoproto.data.own import load_own
@@ -43,6 +45,7 @@ __all__ = [
     "class_counts",
     "class_names",
     "client_data",
+    "describe",
     "load_dataset",
     "partition_table",
     "split_clients",
@@ -56,22 +59,22 @@ Loader = Callable[[str, Path], Dataset]
 DATASETS: dict[str, Loader] = {
     "digits4": load_digits4,
     "npz": load_npz,
-    "imagefolder": load_imagefolder,
     "module": load_own,
     "hf": load_hub,
-    "digits": load_digits,
+    "imagefolder": load_imagefolder,
     "cifar10": functools.partial(load_named, name="cifar10"),
     "cifar100": functools.partial(load_named, name="cifar100"),
     "tiny_imagenet": functools.partial(load_named, name="tiny_imagenet"),
     "pacs": functools.partial(load_named, name="pacs"),
     "domainnet": functools.partial(load_named, name="domainnet"),
     "office_caltech": functools.partial(load_named, name="office_caltech"),
+    "digits": load_digits,
+    "syn": functools.partial(load_named, name="syn"),
     "mnist": functools.partial(load_named, name="mnist"),
     "fashionmnist": functools.partial(load_named, name="fashionmnist"),
     "femnist": functools.partial(load_named, name="femnist"),
     "usps": functools.partial(load_named, name="usps"),
     "svhn": functools.partial(load_named, name="svhn"),
-    "syn": functools.partial(load_named, name="syn"),
     "ham10000": functools.partial(load_named, name="ham10000"),
     "sun397": functools.partial(load_named, name="sun397"),
     "csv": functools.partial(load_texts, kind="csv"),
@@ -81,6 +84,7 @@ DATASETS: dict[str, Loader] = {
     "dbpedia14": functools.partial(load_text_set, name="dbpedia14"),
     "shakespeare": load_shakespeare,
 }
+"""Reads each data set, in the order in which ``isoproto data`` lists them."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -109,3 +113,24 @@ def load_dataset(name: str, data_dir: str = "") -> Dataset:
         raise DataError(
             f"data '{name}': cannot read{where}: {err.strerror or err}; give this user the right to read it, or mend it"
         ) from err
+
+
+def describe(name: str) -> DatasetInfo:
+    """Return what is known of a data set before it is read.
+
+    A set without a row in ``INFOS`` is described by the first line of its loader's docstring.
+
+    Args:
+        name: Key of ``DATASETS``; a colon and what follows it do not matter.
+
+    Raises:
+        ConfigError: If no data set has the name.
+
+    Example:
+        >>> describe("digits4").how_to_get
+        'comes with the package'
+    """
+    kind = name.partition(":")[0]
+    loader, info = lookup(DATASETS, "data", kind), info_of(kind)
+    says = inspect.getdoc(loader)
+    return info if kind in INFOS or not says else dataclasses.replace(info, what=says.splitlines()[0])

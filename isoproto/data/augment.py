@@ -1,4 +1,4 @@
-"""Random changes of training pictures, drawn for each sample, a batch at a time."""
+"""Augmentation: random changes of training pictures, drawn for each sample and applied to a whole batch."""
 
 import functools
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_PADDING = 4  # pixels; what both papers' crops shift by at most
+_PADDING = 4  # pixels; the largest shift of the crops in both papers
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-"""Changes pictures ``[B, channels, H, W]``, uint8, on whatever device they are; shape and type stay."""
+"""Changes pictures ``[B, channels, H, W]``, uint8, on any device; shape and type stay the same."""
 
 
 def keep(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -23,7 +23,7 @@ def flip(x: Tensor, generator: torch.Generator) -> Tensor:
 
     Args:
         x: Pictures, shape ``[B, channels, H, W]``.
-        generator: On the CPU, whatever the device of ``x``.
+        generator: Must be on the CPU, on whatever device ``x`` is.
 
     Example:
         >>> x = torch.arange(3, dtype=torch.uint8).expand(4, 1, 1, 3)
@@ -35,18 +35,19 @@ def flip(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _beside(x: Tensor, drawn: Tensor) -> Tensor:
-    """Return what was drawn on the CPU on the device of ``x``, without waiting until a GPU has come so far."""
-    return drawn.to(x.device, non_blocking=x.device.type != "mps")  # Apple's do not take care of memory freed meanwhile
+    """Copy numbers that were drawn on the CPU to the device of ``x``, without waiting for a GPU to catch up."""
+    # An Apple GPU would read the source after it was freed, so there the copy must be complete before we return.
+    return drawn.to(x.device, non_blocking=x.device.type != "mps")
 
 
 def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift each picture by up to four pixels each way, black where it came from outside, then ``flip``.
+    """Crop each picture at random to its own size out of a black margin of four pixels, then ``flip`` it.
 
-    That is a random crop of the original size out of the picture with a black margin of four pixels.
+    This shifts a picture by up to four pixels in each direction; uncovered pixels are black.
 
     Args:
         x: Pictures, shape ``[B, channels, H, W]``.
-        generator: On the CPU.
+        generator: Must be on the CPU.
 
     Example:
         >>> x = torch.full((64, 1, 8, 8), 9, dtype=torch.uint8)
@@ -59,17 +60,19 @@ def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
     columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
     sample = torch.arange(samples, device=x.device)[:, None, None]
-    # Indices apart from one another put their axes first: [B, H, W, channels].
+    # The slice stands between the index arrays, so torch puts their axes first: [B, H, W, channels].
     shifted = padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
     return flip(shifted, generator)
 
 
 def crop_flip_batch(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift and mirror all pictures of a batch alike, as FedHPro's published code does; else ``crop_flip``.
+    """Do as ``crop_flip``, but with the same shift and mirroring for all pictures of a batch.
+
+    FedHPro's published code augments in this way.
 
     Args:
         x: Pictures, shape ``[B, channels, H, W]``.
-        generator: On the CPU.
+        generator: Must be on the CPU.
 
     Example:
         >>> x = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8).expand(5, 1, 8, 8)
@@ -80,16 +83,16 @@ def crop_flip_batch(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def autoaugment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Give each picture one of the 25 pairs of operations of AutoAugment's policy for CIFAR-10, drawn at random.
+    """Change each picture by a random one of the 25 pairs of operations in AutoAugment's policy for CIFAR-10.
 
-    Policy, probabilities and operations are torchvision's, which draws one for a whole batch. Here all pictures that
-    drew the same operation get it at once.
+    Policy, probabilities and operations are torchvision's. Torchvision draws one pair for a whole batch; this function
+    draws one for each picture, and applies each operation to all the pictures that drew it at once.
 
     Reference: Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", CVPR 2019.
 
     Args:
         x: Pictures, shape ``[B, channels, H, W]``.
-        generator: On the CPU.
+        generator: Must be on the CPU.
 
     Example:
         >>> x = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8).expand(50, 3, 8, 8)
@@ -117,7 +120,10 @@ def autoaugment(x: Tensor, generator: torch.Generator) -> Tensor:
 
 @functools.cache
 def _cifar_policy(height: int, width: int) -> tuple[Any, Any, Callable[[Tensor, str, float], Tensor]]:
-    """Pairs of (operation, probability, level), what a level means for pictures of a size, and applying it."""
+    """Return the policy's pairs, the meaning of their levels for this picture size, and a function that applies one.
+
+    Each half of a pair is (operation, probability, level).
+    """
     from torchvision.transforms import InterpolationMode, autoaugment  # slow to import, and most runs need none of it
 
     policy = autoaugment.AutoAugment(autoaugment.AutoAugmentPolicy.CIFAR10)

@@ -1,4 +1,4 @@
-"""What a data set is to everything else: pictures as bytes or texts as token ids, labels, and where each belongs."""
+"""The data sets that all other code sees: pictures as bytes or texts as token ids, with labels and domains."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,20 +11,21 @@ from isoproto.errors import DataError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """A labelled set of samples of one shape, checked when it is made; what a sample is, its kind says.
+    """A labelled set of samples of equal shape, checked when it is made; subclasses say what a sample is.
 
     Attributes:
         x: Samples, shape ``[N, ...]``.
-        y: Class of each sample, shape ``[N]``, int64, in ``[0, C)``.
+        y: The class of each sample, shape ``[N]``, int64, in ``[0, C)``.
         test: Whether a sample belongs to the official test part, shape ``[N]``, bool.
-        classes: Names of the ``C`` classes; their order is the meaning of ``y``.
-        domain: Domain of each sample, shape ``[N]``, int64; ``None`` if the set has no domains.
+        classes: Names of the ``C`` classes; label ``i`` in ``y`` means ``classes[i]``.
+        domain: The domain of each sample, shape ``[N]``, int64; ``None`` if the set has no domains.
         domains: Names of the domains; empty if the set has none.
-        source: What the set was read from, for error texts and logs.
-        notes: What one must know to read figures on it, such as what stands in for what; a sentence each.
+        source: The file or folder that the set was read from, for error texts and logs.
+        notes: Facts that change how results on the set must be read, such as that another set stands in for it. Each
+            is a sentence.
 
     Raises:
-        DataError: If shapes, types or ranges are not as above, or a name stands for two classes or domains.
+        DataError: If a shape, type or range differs from this list, or two classes or domains have the same name.
     """
 
     x: Tensor
@@ -75,7 +76,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageDataset(Dataset):
-    """Equally large pictures: ``x`` is uint8, shape ``[N, channels, H, W]``, one or three channels.
+    """Pictures of equal size: ``x`` is uint8, shape ``[N, channels, H, W]``, with one or three channels.
 
     Example:
         >>> pictures, part = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([False, True])
@@ -99,8 +100,8 @@ class TextDataset(Dataset):
     """Texts as token ids: ``x`` is int32, shape ``[N, L]``; shorter texts end in zeros.
 
     Attributes:
-        words: What each token id adds to a text when it is read back: padding (0) nothing, the unknown token (1) some
-            sign, a word itself and the space behind it.
+        words: The characters that each token id adds when a text is printed. Padding (0) adds nothing, the unknown
+            token (1) adds a sign, and a word adds itself and a space.
 
     Example:
         >>> tokens, part = torch.tensor([[2, 3, 0], [2, 1, 4]], dtype=torch.int32), torch.tensor([False, True])
@@ -128,14 +129,14 @@ class TextDataset(Dataset):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientData:
-    """What one client trains and is tested on; either part may be empty.
+    """The samples that one client trains on and those that it is tested on; either part may be empty.
 
     Attributes:
-        train_x: Training samples, ``x`` of the data set at ``n`` places.
-        train_y: Their classes, shape ``[n]``, int64.
-        test_x: Test samples, likewise.
-        test_y: Their classes, shape ``[m]``, int64.
-        classes: Names of all ``C`` classes of the federation, also of those that the client lacks.
+        train_x: Training samples: ``n`` rows of the data set's ``x``.
+        train_y: Classes of the training samples, shape ``[n]``, int64.
+        test_x: Test samples: ``m`` rows of the data set's ``x``.
+        test_y: Classes of the test samples, shape ``[m]``, int64.
+        classes: Names of all ``C`` classes of the federation, including those that the client lacks.
     """
 
     train_x: Tensor
@@ -146,14 +147,16 @@ class ClientData:
 
 
 def to_float(x: Tensor, layout: torch.memory_format = torch.preserve_format) -> Tensor:
-    """Return samples as models take them: bytes in ``[-1, 1]``, which is ``(x / 255 - 0.5) / 0.5``; tokens as they are.
+    """Return samples in the form that models take.
+
+    Bytes of pictures are mapped to ``[-1, 1]`` by ``(x / 255 - 0.5) / 0.5``; token ids stay as they are.
 
     Args:
         x: Pictures of any shape, uint8; or token ids, int32.
-        layout: How pictures ``[B, channels, height, width]`` are to lie in memory.
+        layout: Memory layout of the result for pictures ``[B, channels, height, width]``.
 
     Returns:
-        The same shape; float32 for pictures.
+        A tensor of the same shape; float32 for pictures.
 
     Example:
         >>> to_float(torch.tensor([0, 51, 255], dtype=torch.uint8))

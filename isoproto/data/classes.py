@@ -1,4 +1,4 @@
-"""Bringing a device's own classes into the order of its federation's."""
+"""Renumber the classes of a device's data in the order that its federation uses."""
 
 import dataclasses
 import difflib
@@ -13,10 +13,10 @@ Kind = TypeVar("Kind", bound=Dataset)
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """Return the names in a text that separates them by commas.
+    """Split a text at its commas into class names.
 
     Raises:
-        ConfigError: If a name is empty or stands there twice.
+        ConfigError: If a name is empty or occurs twice.
 
     Example:
         >>> class_names("cat, dog")
@@ -29,15 +29,15 @@ def class_names(text: str) -> tuple[str, ...]:
 
 
 def with_classes(dataset: Kind, wanted: tuple[str, ...], *, outside: str = "refuse") -> Kind:
-    """Number a data set's classes as its federation does; it may lack some of them.
+    """Return a data set with the federation's class numbers; the data may lack some of the classes.
 
     Args:
         dataset: The data.
         wanted: Names of the federation's classes, in its order; if empty, the data stay as they are.
-        outside: Samples of other classes: ``drop`` leaves them out, ``refuse`` is an error.
+        outside: ``drop`` leaves out samples of other classes; ``refuse`` raises an error if there are any.
 
     Raises:
-        DataError: If there are samples of other classes, or none of the federation's.
+        DataError: If there are samples of other classes and ``outside`` is ``refuse``, or no sample is left.
 
     Example:
         >>> from isoproto.data.base import ImageDataset

@@ -1,11 +1,11 @@
-"""A picture of a data set: some samples of each class and domain, to look at before one trains on them."""
+"""Draw some samples of each class and domain of a data set into one picture, to look at before training."""
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from isoproto.data.base import Dataset
 
-_CELL = 48  # pixels of a sample, about
+_CELL = 48  # approximate pixels of a sample
 _GAP = 8  # pixels between domains
 _LEFT, _TOP = 130, 18  # pixels for the names of classes and domains
 
@@ -15,8 +15,8 @@ def contact_sheet(dataset: Dataset, *, classes: int = 20, samples: int = 6) -> I
 
     Args:
         dataset: A set of pictures.
-        classes: Classes at most; of more, as many are taken at equal distances.
-        samples: Samples of each class and domain, drawn at random, always the same ones.
+        classes: Largest number of classes drawn; if there are more, they are taken at equal distances.
+        samples: Samples of each class and domain. They are drawn at random with a fixed seed.
 
     Example:
         >>> from isoproto.data import load_dataset
@@ -47,7 +47,7 @@ def contact_sheet(dataset: Dataset, *, classes: int = 20, samples: int = 6) -> I
 
 
 def some_classes(count: int, most: int) -> list[int]:
-    """Return all of so many classes, or ``most`` of them at equal distances.
+    """Return the numbers of all ``count`` classes, or of ``most`` of them at equal distances.
 
     Example:
         >>> some_classes(3, 20), some_classes(100, 4)

@@ -1,4 +1,4 @@
-"""Digits of four domains: MNIST, USPS, SVHN and SYN, all as colour pictures of one size."""
+"""The data set ``digits``: MNIST, USPS, SVHN and SYN as four domains, in colour and of one size."""
 
 from pathlib import Path
 
@@ -9,13 +9,14 @@ import torch
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key
 from isoproto.data.info import INFOS
-from isoproto.data.named import Place, looked_for, missing, npz_place, places, refuse_argument
+from isoproto.data.named import looked_for, missing, places, refuse_argument
 from isoproto.data.pictures import fit
+from isoproto.data.sources import Place, npz_place
 from isoproto.errors import DataError
 
 SIDE = 32  # pixels
 DOMAINS = INFOS["digits"].parts
-# What stands in for a domain that is not there: file, and what to say about it.
+# The file that replaces a domain that is not there, and the words that describe the file.
 _STAND_INS = {
     "svhn": ("digits_mnistm_like.npz", "MNIST digits over photo patches, re-made after the recipe of MNIST-M"),
     "syn": ("digits_syn_like.npz", "re-made after the published recipe, not the published files"),
@@ -23,14 +24,16 @@ _STAND_INS = {
 
 
 def load_digits(argument: str, folder: Path) -> ImageDataset:
-    """Read four sets of digits, each from where its own name finds it: ``[N, 3, 32, 32]``, 10 classes, 4 domains.
+    """Read four sets of digits as one of 4 domains and 10 classes, ``[N, 3, 32, 32]``.
+
+    Each of the four is looked for in the same places as if it were named alone.
 
     Args:
-        argument: What follows ``digits:``; must be empty.
+        argument: The text behind ``digits:``; must be empty.
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If there is an argument, or a domain is missing or has not ten classes.
+        DataError: If there is an argument, or a domain is missing or does not have ten classes.
     """
     refuse_argument("digits", argument)
     found = locate_digits(folder)
@@ -57,10 +60,10 @@ def load_digits(argument: str, folder: Path) -> ImageDataset:
 
 
 def locate_digits(folder: Path) -> list[Place]:
-    """Return the place of each domain.
+    """Return where each domain was found.
 
     Raises:
-        DataError: If one is missing.
+        DataError: If a domain is missing.
     """
     return [_domain(name, folder) for name in DOMAINS]
 

@@ -1,4 +1,4 @@
-"""DomainNet as its makers pack it: a folder and two lists for each domain."""
+"""Read DomainNet in its authors' layout: a folder and two lists of files for each domain."""
 
 from pathlib import Path
 
@@ -10,13 +10,14 @@ from isoproto.errors import DataError
 
 
 def read_domainnet(root: Path, side: int) -> ImageDataset:
-    """Read what ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` list: ``DOMAIN/CLASS/NAME NUMBER``, a line each.
+    """Read the pictures that ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` list.
 
-    Without lists the pictures must lie as ``load_imagefolder`` wants them.
+    Each line of a list is ``DOMAIN/CLASS/NAME NUMBER``. Without any list the pictures must lie as ``load_imagefolder``
+    wants them.
 
     Raises:
-        DataError: If a folder of a domain lacks one of its lists, a list cannot be read or is empty, a line is not of
-            that form, or its picture is missing.
+        DataError: If a domain's folder lacks one of its two lists, a list cannot be read or is empty, a line does not
+            have that form, or its picture is missing.
     """
     lists = sorted(root.glob("*_train.txt")) + sorted(root.glob("*_test.txt"))
     if not lists:

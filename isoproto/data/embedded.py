@@ -1,4 +1,4 @@
-"""The data set that comes with the package: digits of four domains."""
+"""The data set ``digits4``, which comes with the package: digits of four domains."""
 
 import base64
 import io
@@ -20,13 +20,13 @@ _SIDE = 32  # pixels
 def load_digits4(argument: str, folder: Path) -> ImageDataset:
     """Read the 4,800 + 1,600 embedded digits: ``[6400, 1, 32, 32]``, 10 classes, 4 domains.
 
-    Each domain is one file of three JSON lines (made by ``tools/make_digits4.py``): what it is and whose work;
-    the labels of its training and of its test part, one digit each; a picture in which all its digits stand row
-    by row, training part first.
+    Each domain is one file of three JSON lines, made by ``tools/make_digits4.py``. The first line says what the domain
+    is and who made it. The second holds the labels of its training and of its test part, one digit each. The third
+    holds a picture in which all digits stand row by row, training part first.
 
     Args:
-        argument: What follows ``digits4:``; must be empty.
-        folder: Not used: the files lie beside this module.
+        argument: The text behind ``digits4:``; must be empty.
+        folder: Not used: the files lie next to this module.
 
     Raises:
         DataError: If there is an argument.

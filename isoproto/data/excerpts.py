@@ -1,4 +1,4 @@
-"""What a contact sheet is for texts: some of each class, to read before one trains on them."""
+"""Pick some texts of each class, to read before training: what a contact sheet is for pictures."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from isoproto.data.contact_sheet import some_classes
 def excerpts(dataset: TextDataset, *, classes: int = 20, samples: int = 3) -> list[tuple[str, str, str]]:
     r"""Return class, domain ("" if the set has none) and text of some samples, as a model gets them.
 
-    Words that are not in the vocabulary, and what is beyond the last token that is kept, are lost. Ends of lines are
-    written as ``\n``.
+    Words that are not in the vocabulary are lost, and so is the text behind the last token that is kept. Ends of lines
+    are written as ``\n``.
 
     Args:
         dataset: A set of texts.
-        classes: Classes at most; of more, as many are taken at equal distances.
-        samples: Samples of each class, drawn at random, always the same ones.
+        classes: Largest number of classes shown; if there are more, they are taken at equal distances.
+        samples: Samples of each class. They are drawn at random with a fixed seed.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Where data lies on this machine, and a cache for what is slow to decode."""
+"""The folder of data files on this machine, and a cache for arrays that are slow to make."""
 
 import contextlib
 import fcntl
@@ -23,23 +23,23 @@ Array = npt.NDArray[Any]
 
 logger = logging.getLogger("isoproto")
 
-_BROKEN = (OSError, ValueError, EOFError)  # numpy's errors for a file that was cut short
+_BROKEN = (OSError, ValueError, EOFError)  # numpy raises these for a file that was cut short
 
 
 def data_folder(data_dir: str = "") -> Path:
     """Return the folder that relative paths of data sets start from.
 
     Args:
-        data_dir: The setting ``data-dir``, ``~`` allowed; if empty, ``data`` in ``paths.home()``.
+        data_dir: The setting ``data-dir``, which may start with ``~``; if empty, ``data`` in ``paths.home()``.
     """
     return Path(data_dir).expanduser() if data_dir else paths.home() / "data"
 
 
 def find(name: str, argument: str, folder: Path) -> Path:
-    """Return the existing path that ``argument`` of data set ``name`` means, ``~`` and ``folder`` applied.
+    """Return the path that ``argument`` of data set ``name`` means: relative to ``folder``, with ``~`` expanded.
 
     Raises:
-        DataError: If no path is given or nothing is there.
+        DataError: If no path is given, or the path does not exist.
     """
     if not argument:
         raise DataError(f"data '{name}' needs a path: write `data = \"{name}:PATH\"`")
@@ -53,11 +53,13 @@ def find(name: str, argument: str, folder: Path) -> Path:
 
 
 def lies_in(folder: Path, name: str, data_dir: str) -> bool:
-    """Return whether all that a data set's name can mean lies in a folder, links followed; nothing of it is read.
+    """Return whether every path that a data set's name can mean lies in a folder, after links are followed.
+
+    No data is read.
 
     Args:
         folder: The folder.
-        name: Of the data set, such as ``npz:FILE``.
+        name: Name of the data set, such as ``npz:FILE``.
         data_dir: See ``data_folder``.
 
     Example:
@@ -70,7 +72,7 @@ def lies_in(folder: Path, name: str, data_dir: str) -> bool:
 
 
 def split_number(argument: str) -> tuple[str, int | None]:
-    """Return what stands before and behind the ``@`` of a data set's argument, if that ends in a number > 0.
+    """Split a data set's argument at its ``@`` if a number > 0 follows; else return the argument and ``None``.
 
     Example:
         >>> split_number("photos@64"), split_number("photos")
@@ -90,7 +92,7 @@ def cache_folder() -> Path:
 
 
 def content_key(name: str, content: object) -> str:
-    """Return a file name for what is made from ``content``, the same in every process.
+    """Return a file name that depends on ``content`` alone, so that every process gets the same one.
 
     Example:
         >>> content_key("pets", [("a.png", 12, 345)])
@@ -100,10 +102,10 @@ def content_key(name: str, content: object) -> str:
 
 
 def listing(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Return path, size and time of change of each file: what names their content without reading it.
+    """Return path, size and time of change of each file, which identify the content without reading it.
 
     Raises:
-        DataError: If one is not there, as behind a link that points to nothing.
+        DataError: If a file cannot be found, such as behind a link that points to nothing.
     """
     return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in ((path, _stat(path)) for path in files)]
 
@@ -121,9 +123,10 @@ def _stat(path: Path) -> os.stat_result:
 
 
 def named_below(root: Path, name: str, depth: int) -> Path | None:
-    """Return the path of a name in a list, or ``None`` if it has not ``depth`` parts, leaves ``root`` or is not there.
+    """Return the path below ``root`` of a name that was read from a list.
 
-    A link that points to nothing is there: ``listing`` says what is wrong with it.
+    Returns ``None`` if the name does not have ``depth`` parts, leads out of ``root`` or does not exist. A link that
+    points to nothing counts as existing: ``listing`` then says what is wrong with it.
     """
     relative = Path(name)
     fits = len(relative.parts) == depth and not relative.is_absolute() and ".." not in relative.parts
@@ -131,14 +134,14 @@ def named_below(root: Path, name: str, depth: int) -> Path | None:
 
 
 def cached_array(key: str, make: Callable[[], Array]) -> Array:
-    """Return ``make()``, kept on disk under ``key`` and mapped into memory, shared by all processes.
+    """Return the array that ``make`` makes, from a cache on disk that all processes share and map into memory.
 
-    Several processes may call this at once: the first one makes the entry, the others wait for it. It is written
-    under a name of its own and renamed, so that nobody reads half a file, also where there are no locks. Where
-    nothing can be written, the array stays in memory and one warning is logged.
+    Several processes may call this at once: the first one makes the entry, and the others wait for it. An entry is
+    written under a temporary name and renamed, so that no process reads half a file, even on a file system without
+    locks. If nothing can be written, the array stays in memory and one warning is logged.
 
     Args:
-        key: File name without suffix; it must change when what ``make`` returns would change.
+        key: File name without suffix. It must change whenever the result of ``make`` would change.
         make: Called if the cache has no readable entry.
     """
     path = cache_folder() / f"{key}.npy"
@@ -160,7 +163,7 @@ def cached_array(key: str, make: Callable[[], Array]) -> Array:
 
 
 def _kept(path: Path) -> Array | None:
-    """Return an entry, or ``None`` if it is not there or cannot be read."""
+    """Return a cache entry, or ``None`` if it does not exist or cannot be read."""
     try:
         return _map(path)
     except FileNotFoundError:
@@ -171,14 +174,14 @@ def _kept(path: Path) -> Array | None:
 
 
 def _map(path: Path) -> Array:
-    # "c" (copy on write) shares pages between processes as "r" does; torch warns about read-only arrays.
+    # "c" (copy on write) shares pages between processes as "r" does, but torch warns about the read-only arrays of "r".
     array: Array = np.load(path, mmap_mode="c", allow_pickle=False)
     return array
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of an entry, to the end of the process at most; say whether this file system has locks."""
+    """Hold the lock of an entry, and yield whether this file system has locks; a lock ends with its process."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,7 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _write(path: Path, array: Array, *, tidy: bool) -> None:
-    if tidy:  # nobody else writes this entry now: what lies there was left by a process that was killed
+    if tidy:  # we hold the lock, so a killed process must have left the temporary files that are there
         for left in path.parent.glob(f"{path.stem}.*.tmp"):
             left.unlink()
     with new_file(path) as file:
@@ -200,9 +203,9 @@ def _write(path: Path, array: Array, *, tidy: bool) -> None:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that becomes ``path`` when the block ends well, and is gone otherwise: nobody reads half of it.
+    """Yield a file that becomes ``path`` if the block succeeds and is removed if it fails, so nobody reads half of it.
 
-    Unlike ``paths.write_atomically`` it does not want all bytes in memory, and does not wait for the disk.
+    Unlike ``paths.write_atomically`` this does not need all bytes in memory and does not wait for the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp")
@@ -216,5 +219,5 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @functools.cache
 def warn_once(text: str, log: str = "isoproto") -> None:
-    """Log a warning once per process, hence the cache."""
+    """Log a warning, but each text only once per process; the cache remembers which were logged."""
     logging.getLogger(log).warning("%s", text)

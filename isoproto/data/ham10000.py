@@ -1,4 +1,4 @@
-"""HAM10000 as its makers pack it: pictures in folders, their diagnoses in a table."""
+"""Read HAM10000 in its authors' layout: pictures in folders, and a table of their diagnoses."""
 
 import hashlib
 from pathlib import Path
@@ -16,8 +16,8 @@ _TEST_SHARE = 0.2
 def read_ham10000(root: Path, side: int) -> ImageDataset:
     """Read ``HAM10000_metadata.csv`` and the pictures ``IMAGE_ID.jpg`` in any folder under ``root``.
 
-    There is no official split of these pictures. A fifth is the test part here, by lesion, so that no lesion is on
-    both sides; it depends on the names of the lesions alone. Without the table the pictures must lie as
+    These pictures have no official split. Here a fifth of the lesions makes the test part, so that no lesion is in both
+    parts. The choice depends on the names of the lesions alone. Without the table the pictures must lie as
     ``load_imagefolder`` wants them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Any data set of Hugging Face by its id: fetched once into a file of our own kind, then read like one."""
+"""The data set ``hf:ID``: any set of Hugging Face, downloaded once into a file that needs none of its libraries."""
 
 import dataclasses
 import re
@@ -13,19 +13,19 @@ from isoproto.data.text import load_texts
 from isoproto.errors import DataError
 
 _KEYS = ("config", "picture", "text", "label", "domain")
-# What makers of data sets call their test part, the first that is there.
+# Names that authors of data sets give their test part; the first that exists is taken.
 _TEST = ("test", "validation", "valid", "dev")
 
 
 def load_hub(argument: str, folder: Path) -> Dataset:
-    """Read a set of Hugging Face from the file that ``fetch_hub`` made of it; nothing is downloaded.
+    """Read a set of Hugging Face from the file that ``fetch_hub`` wrote; nothing is downloaded.
 
     Args:
         argument: ``ID[,config=NAME][,picture=COLUMN][,text=COLUMN+COLUMN][,label=COLUMN][,domain=COLUMN]``.
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If there is no such file, or it cannot be read.
+        DataError: If the file does not exist or cannot be read.
     """
     hub_place(argument)
     pictures, texts = hub_files(argument, folder)
@@ -40,7 +40,7 @@ def load_hub(argument: str, folder: Path) -> Dataset:
 
 
 def hub_files(argument: str, folder: Path) -> tuple[Path, Path]:
-    """Return the files that a set may have become, one of pictures or one of texts.
+    """Return the two files that a download can have written: the first for pictures, the second for texts.
 
     Example:
         >>> [path.name for path in hub_files("ylecun/mnist,label=label", Path("."))]
@@ -51,10 +51,10 @@ def hub_files(argument: str, folder: Path) -> tuple[Path, Path]:
 
 
 def hub_place(argument: str) -> HuggingFace:
-    """Return what an argument says; columns that it does not name are empty.
+    """Read the argument of ``hf:``; columns that it does not name are empty.
 
     Raises:
-        DataError: If it names no set, or says something that is not known.
+        DataError: If it names no set, or has an unknown key.
 
     Example:
         >>> place = hub_place("us/reviews,text=title+body")
@@ -83,11 +83,11 @@ def hub_place(argument: str) -> HuggingFace:
 def fetch_hub(argument: str, folder: Path) -> None:
     """Download a set into a file of ``folder``; see ``load_hub``.
 
-    Columns that the argument does not name are told by what they hold: the first of pictures, else all of words; the
-    only one of numbered classes, else the one called ``label``.
+    Columns that the argument does not name are found by their type. Samples are the first column of pictures, else all
+    columns of words. The label is the only column of numbered classes, else the column called ``label``.
 
     Raises:
-        DataError: If the library `datasets` is not installed, the set cannot be had, or it has no such columns.
+        DataError: If the library `datasets` is not installed, the download fails, or the set has no such columns.
     """
     place = hub_place(argument)
     splits = open_hub(place)
@@ -100,7 +100,7 @@ def fetch_hub(argument: str, folder: Path) -> None:
 
 
 def _complete(place: HuggingFace, features: dict[str, Any], splits: list[str]) -> HuggingFace:
-    """Return a place with the columns and splits that it does not name."""
+    """Fill in the columns and splits that the user did not name."""
     kinds = {name: _kind(feature) for name, feature in features.items()}
     listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     numbered = [name for name, kind in kinds.items() if kind == "classes" and name != place.domain]
@@ -124,7 +124,7 @@ def _complete(place: HuggingFace, features: dict[str, Any], splits: list[str]) -
     )
 
 
-def _kind(feature: Any) -> str:  # noqa: ANN401 - of the library
+def _kind(feature: Any) -> str:  # noqa: ANN401 - a type of the library
     kind = type(feature).__name__
     if kind == "Value":
         return "words" if "string" in feature.dtype else str(feature.dtype)

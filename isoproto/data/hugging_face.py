@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: fetched once, on request, into a file of our own kind."""
+"""Download a data set of Hugging Face into a file that runs can read without its libraries."""
 
 import gzip
 import io
@@ -21,17 +21,18 @@ Splits = dict[str, Any]
 def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0, splits: Splits | None = None) -> None:
     """Write a set of Hugging Face to ``path`` as encoded pictures, see ``load_npz``.
 
-    Downloads what is not in Hugging Face's own cache. Runs read the file and need no library of theirs.
+    Splits that are in Hugging Face's cache are not downloaded again. Runs read the file and do not need its library.
 
     Args:
         place: The set.
-        path: The file to write; it appears whole or not at all.
-        side: Bring larger pictures to so many rows and columns, and keep them without loss; 0: keep the files as
+        path: The file to write; it appears complete or not at all.
+        side: Rows and columns to which pictures of another size are resized, and then kept as PNG; 0 keeps the files as
             they are.
-        splits: What ``open_hub`` gave for it, if that was called before.
+        splits: The result of ``open_hub`` for this set, if it was called before.
 
     Raises:
-        DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
+        DataError: If the library `datasets` is not installed, the download fails, or the set lacks what ``place``
+            names.
     """
     splits, datasets = splits or open_hub(place), _library(place)
     try:
@@ -46,7 +47,7 @@ def fetch_hugging_face(place: HuggingFace, path: Path, side: int = 0, splits: Sp
         arrays = {"labels": labels, "classes": classes, "split": split.astype(np.uint8)}
         if place.domain:
             arrays["domain"], arrays["domains"] = _numbered([part for part, _ in parts], place.domain)
-    except Exception as err:  # many kinds of many libraries
+    except Exception as err:  # several libraries raise errors of many types
         raise _not_had(place, err) from err
     jpeg = np.frombuffer(b"".join(files), np.uint8)
     _write(path, jpeg=jpeg, offsets=np.cumsum([0, *map(len, files)]), **arrays)
@@ -57,11 +58,13 @@ def fetch_texts(place: HuggingFace, path: Path, splits: Splits | None = None) ->
 
     Args:
         place: The set.
-        path: The file to write; it appears whole or not at all.
-        splits: What ``open_hub`` gave for it, if that was called before; classes then keep their names.
+        path: The file to write; it appears complete or not at all.
+        splits: The result of ``open_hub`` for this set, if it was called before. Classes are then written by their
+            names, else by their numbers.
 
     Raises:
-        DataError: If the library `datasets` is not installed, or the set cannot be had or is not as we know it.
+        DataError: If the library `datasets` is not installed, the download fails, or the set lacks what ``place``
+            names.
     """
     named, splits = splits is not None, splits or open_hub(place)
     try:
@@ -77,7 +80,7 @@ def fetch_texts(place: HuggingFace, path: Path, splits: Splits | None = None) ->
             for name in names
             for row in splits[name]
         ]
-    except Exception as err:  # many kinds of many libraries
+    except Exception as err:  # several libraries raise errors of many types
         raise _not_had(place, err) from err
     content = gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode(), mtime=0)
     try:
@@ -87,15 +90,15 @@ def fetch_texts(place: HuggingFace, path: Path, splits: Splits | None = None) ->
 
 
 def open_hub(place: HuggingFace) -> Splits:
-    """Download a set, unless Hugging Face's own cache has it, and return its splits by name.
+    """Download a set, unless Hugging Face's cache has it, and return its splits by name.
 
     Raises:
-        DataError: If the library `datasets` is not installed, or the set cannot be had.
+        DataError: If the library `datasets` is not installed, or the download fails.
     """
     datasets = _library(place)
     try:
         splits: Splits = datasets.load_dataset(place.path, *([place.config] if place.config else []))
-    except Exception as err:  # many kinds of many libraries
+    except Exception as err:  # several libraries raise errors of many types
         raise _not_had(place, err) from err
     return splits
 
@@ -130,7 +133,7 @@ def _bytes(content: bytes | None, path: str | None, side: int) -> bytes:
 
 
 def _numbered(parts: list[Any], column: str) -> tuple[npt.NDArray[np.int64], Names]:
-    """Return numbers and names of a column of classes; names alone are numbered in their order."""
+    """Return numbers and names of a column of classes; a column of plain names is numbered in sorted order."""
     values = np.concatenate([np.asarray(part[column]) for part in parts])
     names = getattr(parts[0].features[column], "names", None)
     if names is not None:

@@ -1,4 +1,4 @@
-"""Data sets as folders of pictures, one folder a class."""
+"""The data set ``imagefolder:FOLDER``: picture files with one folder for each class."""
 
 import os
 from collections import Counter
@@ -13,19 +13,20 @@ from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_PARTS = {"train": False, "test": True, "val": True}  # name -> is it the official test part
+_PARTS = {"train": False, "test": True, "val": True}  # name of the folder -> whether it is the official test part
 
 
 def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
     """Read pictures that lie as ``[train|test|val/][domain/]class/name.png`` under one folder.
 
     Without ``train`` and ``test`` (or ``val``) folders there is no official test part. Classes and domains are
-    numbered in the order of their names. All pictures are resized to the most frequent size, or to squares:
-    ``imagefolder:photos@64``, and turned upright as their cameras say. They are decoded once and kept in
-    ``cache_folder()``. Names that begin with a dot are passed over, and so are, with a warning, other files.
+    numbered in the order of their names. All pictures are resized to the most frequent size, or to squares of the side
+    in ``imagefolder:photos@64``. They are turned upright by their EXIF data, decoded once and kept in
+    ``cache_folder()``. Names that begin with a dot are skipped. Files that are no pictures are skipped with a warning.
 
     Args:
-        argument: Path of the folder, relative to ``folder``, ``~`` allowed; optionally ``@`` and a side in pixels.
+        argument: Path of the folder, relative to ``folder`` and with ``~`` allowed; optionally ``@`` and a side in
+            pixels.
         folder: See ``data_folder``.
 
     Raises:
@@ -42,7 +43,8 @@ def read_tree(root: Path, side: int | None = None, *, upright: bool = False) -> 
     Args:
         root: The folder.
         side: Rows and columns of each picture; by default, or if 0, the most frequent size.
-        upright: Turn pictures as their cameras say; published sets are not, as nobody else turns them.
+        upright: Whether EXIF data turn pictures upright. Published sets are left as they are, since other software
+            leaves them so.
     """
     root = root.absolute()
     files, folders, others = _content(root)
@@ -71,23 +73,23 @@ def read_tree(root: Path, side: int | None = None, *, upright: bool = False) -> 
 
 
 def folders_in(root: Path) -> list[Path]:
-    """Return the folders in one, in order, but those whose names begin with a dot."""
+    """Return the folders in ``root`` in sorted order, without those whose names begin with a dot."""
     return sorted(path for path in root.glob("*") if path.is_dir() and not _is_hidden(path.name))
 
 
 def refuse_empty(folders: Iterable[Path], holding: Collection[Path]) -> None:
-    """Refuse a folder without a picture: more likely half an archive than a class or domain that has none.
+    """Raise an error for a folder without a picture, which is most likely a half-unpacked archive.
 
     Args:
-        folders: Those that must have one.
-        holding: Those that have one.
+        folders: The folders that must hold a picture.
+        holding: The folders that hold a picture.
 
     Raises:
-        DataError: If one has none.
+        DataError: If one of ``folders`` is not in ``holding``.
     """
     for folder in folders:
         if folder not in holding:
-            got = sorted(os.listdir(folder))[:5]  # unlike a glob, fails where this user may not look
+            got = sorted(os.listdir(folder))[:5]  # unlike a glob, this fails if the user may not look inside
             link = " (links to folders are not followed)" if folder.is_symlink() else ""
             raise DataError(
                 f"{folder}: no picture in this folder{link}, so a part, domain or class would be lost; got "
@@ -96,7 +98,7 @@ def refuse_empty(folders: Iterable[Path], holding: Collection[Path]) -> None:
 
 
 def _content(root: Path) -> tuple[list[Path], list[Path], Counter[str]]:
-    """Return pictures and folders below a folder, in order, and how many other files of each suffix there are."""
+    """Return the pictures and the folders below a folder in sorted order, and the number of other files by suffix."""
     seen = sorted(path for path in root.rglob("*") if not any(map(_is_hidden, path.relative_to(root).parts)))
     files = [path for path in seen if path.suffix.lower() in _SUFFIXES]
     rest = [path for path in seen if path.suffix.lower() not in _SUFFIXES]
@@ -118,19 +120,21 @@ def dataset_of_files(
     *,
     upright: bool = False,
 ) -> ImageDataset:
-    """Decode picture files, once a machine, into a data set whose classes and domains are in the order of their names.
+    """Make a data set of picture files, which are decoded once per machine.
+
+    Classes and domains are numbered in the order of their names.
 
     Args:
-        root: Folder they lie in.
+        root: The folder that holds the files.
         files: Picture files.
-        class_of: Class of each.
-        test: Whether it belongs to the official test part.
-        domain_of: Its domain; empty if the set has none.
-        side: Rows and columns of each; by default the most frequent size.
-        upright: Turn them as their cameras say.
+        class_of: The class of each file.
+        test: Whether each file belongs to the official test part.
+        domain_of: The domain of each file; empty if the set has no domains.
+        side: Rows and columns of each picture; by default the most frequent size.
+        upright: Whether EXIF data turn pictures upright.
 
     Raises:
-        DataError: If there is none, or one cannot be read.
+        DataError: If there is no file, or a file cannot be read.
     """
     if not files:
         raise DataError(f"{root}: lists no pictures; get the set again")

@@ -1,17 +1,17 @@
-"""What is known of every data set before it is read: the table behind ``isoproto data`` and behind error texts."""
+"""A table of facts about data sets, which ``isoproto data`` and error texts use before a set is read."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
-    """A file that people keep in ``data-dir``.
+    """A file of a data set that people keep in ``data-dir``.
 
     Attributes:
-        name: Its name.
-        samples: How many samples it has; a file of this name with another number is somebody's own, and the caveats
-            are not about it. 0: any number.
-        caveats: How it differs from the published set, a sentence each.
+        name: Name of the file.
+        samples: Number of samples in the file. If a file of this name has another number, it is somebody's own and the
+            caveats do not concern it. 0: any number.
+        caveats: How the file differs from the published set, a sentence each.
     """
 
     name: str
@@ -25,9 +25,9 @@ class Torchvision:
 
     Attributes:
         cls: Class in ``torchvision.datasets``.
-        files: Its files under its ``root``, as patterns; all must be there.
-        part: How it is asked for its parts: ``train`` (true or false), ``split`` (``train`` or ``test``), or empty if
-            it has no parts.
+        files: Patterns of its files under ``root``; all must be there.
+        part: Argument of the class that chooses the training or test part: ``train`` (true or false), ``split``
+            (``train`` or ``test``), or empty if the set has no parts.
     """
 
     cls: str
@@ -40,14 +40,14 @@ class HuggingFace:
     """Where Hugging Face has a set, by the id that flwr-datasets uses too.
 
     Attributes:
-        path: Its id.
-        config: One of its configurations, or empty.
+        path: Id of the set.
+        config: One of the set's configurations, or empty.
         picture: Column of pictures.
-        text: Columns of text, for a set of texts; they are joined.
-        label: Column of classes, numbers with names or names alone.
-        domain: Column of domains, likewise, or empty.
-        train: Splits that are its training part.
-        test: Splits that are its test part.
+        label: Column of classes: numbers with names, or plain names.
+        domain: Column of domains: numbers with names, or plain names; empty if the set has no domains.
+        train: Splits that make the training part.
+        test: Splits that make the test part.
+        text: Columns of words, for a set of texts; they are joined.
     """
 
     path: str
@@ -62,19 +62,20 @@ class HuggingFace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """What a data set is, and how one comes by it.
+    """What a data set is, and how to get it.
 
     Attributes:
-        what: The set in a line.
-        licence: On what terms it may be used.
-        how_to_get: What a user does who has it not yet.
-        files: Files of it in ``data-dir``, in the order of preference.
-        folders: Folders of it there, looked for after the files.
-        parts: Names of the sets that it is made of.
-        caveats: What to know of it wherever it comes from.
-        side: Rows and columns that pictures of different sizes are brought to; 0: all are of one size.
-        torchvision: Its place in torchvision, if it has one.
-        hugging_face: Likewise.
+        what: One line that says what the set is.
+        licence: The terms under which the set may be used.
+        how_to_get: What a user can do who does not have the set yet.
+        files: Files in ``data-dir`` that can hold the set, in the order of preference.
+        folders: Folders in ``data-dir`` that can hold the set; they are looked for after the files.
+        parts: Names of the sets that this set is made of.
+        caveats: What to know about the set, wherever a copy comes from.
+        side: Rows and columns to which pictures of different sizes are resized; 0: all have one size.
+        torchvision: Where torchvision has the set, if it does.
+        hugging_face: Where Hugging Face has the set, if it does.
+        hub: Whether the text behind the colon of its name is the id of a set at Hugging Face.
     """
 
     what: str
@@ -87,6 +88,7 @@ class DatasetInfo:
     side: int = 0
     torchvision: Torchvision | None = None
     hugging_face: HuggingFace | None = None
+    hub: bool = False
 
 
 _DOWNLOAD = "`isoproto data {name} --download` fetches it"
@@ -111,6 +113,7 @@ INFOS: dict[str, DatasetInfo] = {
         what="hf:ID, any set of pictures or texts of Hugging Face, with names of columns where they are not clear",
         licence="see its card at Hugging Face",
         how_to_get="`isoproto data hf:ID --download` fetches it",
+        hub=True,
     ),
     "imagefolder": DatasetInfo(
         what="imagefolder:FOLDER, your own pictures as [train|test/][domain/]class/name.png",
@@ -372,4 +375,23 @@ INFOS: dict[str, DatasetInfo] = {
         ),
     ),
 }
-"""A data set is a line here and a loader in ``DATASETS``."""
+"""What ``isoproto data`` and error texts say of a data set. A set in ``DATASETS`` may do without a row here."""
+
+_NO_ROW = DatasetInfo(
+    what="a data set that the table of data sets says nothing about",
+    licence="not stated",
+    how_to_get="not stated; see the function that reads it",
+)
+
+
+def info_of(name: str) -> DatasetInfo:
+    """Return what is known of a data set; a set without a row in ``INFOS`` gets the same words as any other.
+
+    Args:
+        name: The data set's name; a colon and what follows it do not matter.
+
+    Example:
+        >>> info_of("npz:pets.npz").licence, info_of("somebodys").licence
+        ('your own', 'not stated')
+    """
+    return INFOS.get(name.partition(":")[0], _NO_ROW)

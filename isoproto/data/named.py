@@ -1,75 +1,21 @@
-"""Well-known picture sets by name: where one lies on this machine, and reading it from there."""
+"""Well-known picture sets by name: finding one on this machine, reading it, and downloading it."""
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
-from isoproto.data.base import Dataset, ImageDataset
-from isoproto.data.domainnet import read_domainnet
-from isoproto.data.folders import listing, split_number, warn_once
-from isoproto.data.ham10000 import read_ham10000
-from isoproto.data.hub import fetch_hub, hub_files
-from isoproto.data.hugging_face import fetch_hugging_face, fetch_texts
-from isoproto.data.imagefolder import read_tree
-from isoproto.data.info import INFOS, DatasetInfo, KnownFile
-from isoproto.data.npz import count_samples, load_npz
-from isoproto.data.tiny_imagenet import read_tiny_imagenet
-from isoproto.data.torchvision_sets import fetch_torchvision, read_torchvision, torchvision_files
+from isoproto.data.base import ImageDataset
+from isoproto.data.folders import split_number
+from isoproto.data.info import INFOS, info_of
+from isoproto.data.sources import Place, known_of, sources_of
 from isoproto.errors import DataError
-
-# How the folder of a set is read, where that is not as `imagefolder:` does it.
-_TREES: dict[str, Callable[[Path, int], ImageDataset]] = {
-    "tiny_imagenet": read_tiny_imagenet,
-    "domainnet": read_domainnet,
-    "ham10000": read_ham10000,
-}
-
-NOTES = "isoproto.notes"  # the log of what is kept in `Dataset.notes` too
-_NO_TEST_PART = "{} has no official test part: only `split = 'merged'` can be used"
-
-
-class Place(NamedTuple):
-    """Where a set was found.
-
-    Attributes:
-        files: What it consists of.
-        notes: How it differs from the published set.
-        read: Reads it.
-    """
-
-    files: Sequence[Path]
-    notes: tuple[str, ...]
-    read: Callable[[], ImageDataset]
-
-    def load(self) -> ImageDataset:
-        """Read the set, its notes with it; each note is logged once a process."""
-        return with_notes(self.read(), self.notes)
-
-    def identity(self) -> list[tuple[str, int, int]]:
-        """What names the content of the set without reading it."""
-        return listing(self.files)
-
-
-D = TypeVar("D", bound=Dataset)
-
-
-def with_notes(found: D, notes: tuple[str, ...]) -> D:
-    """Return a set with its notes; each note is logged once a process."""
-    if not found.test.any():
-        notes = (*notes, _NO_TEST_PART.format(found.source))
-    for note in notes:
-        warn_once(note, NOTES)
-    return dataclasses.replace(found, notes=notes)
 
 
 def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
     """Read a set from the first place that has it; nothing is downloaded.
 
     Args:
-        argument: ``@`` and the rows and columns that pictures are to have, for a set of which they are brought to one
-            size; else empty.
+        argument: Empty, or ``@`` and the rows and columns that pictures shall have. The latter is for sets whose
+            pictures are resized to one size.
         folder: See ``data_folder``.
         name: Key of ``INFOS``.
 
@@ -83,23 +29,13 @@ def load_named(argument: str, folder: Path, *, name: str) -> ImageDataset:
     if split_number(argument)[0]:
         raise DataError(f"data '{name}' takes @ and a side in pixels, such as @224, got {argument!r}")
     asked = f"{name}:{argument}"
-    found, side = locate(asked, folder).load(), _info(asked).side
+    found, side = locate(asked, folder).load(), known_of(asked).side
     if (got := tuple(found.x.shape[2:])) != (side, side) and side != INFOS[name].side:
         raise DataError(
             f"data '{asked}': {found.source} holds pictures of {got[0]}x{got[1]}, wanted {side}x{side}; remove it, or "
             f"make it anew: {how_to_get(asked)}"
         )
     return found
-
-
-def _info(name: str) -> DatasetInfo:
-    """Return what is known of a set; of ``NAME:@SIDE`` it is another size, and another file."""
-    kind, _, argument = name.partition(":")
-    info, side = INFOS[kind], split_number(argument)[1]
-    if not info.side or side in (None, info.side):
-        return info
-    file = dataclasses.replace(info.files[0], name=f"{kind}_{side}.npz")  # of the same pictures, if it was fetched
-    return dataclasses.replace(info, side=side, files=(file,))
 
 
 def refuse_argument(name: str, argument: str) -> None:
@@ -112,7 +48,7 @@ def locate(name: str, folder: Path) -> Place:
     """Return the first place that has a set.
 
     Raises:
-        DataError: If there is none: where it was looked for, and how to get it.
+        DataError: If no place has it; the text lists the places and says how to get the set.
     """
     place = next(places(name, folder), None)
     if place is None:
@@ -121,102 +57,46 @@ def locate(name: str, folder: Path) -> Place:
 
 
 def missing(name: str, looked: Sequence[str]) -> DataError:
-    """Return the error for a set that is nowhere."""
+    """Return the error for a set that was found in none of the places ``looked``."""
     return DataError(
         f"data '{name}': found none of {', '.join(looked)}. {how_to_get(name)}; or point `data-dir` to where it lies"
     )
 
 
 def how_to_get(name: str) -> str:
-    """Return what a user does who has not a set yet."""
-    return INFOS[name.partition(":")[0]].how_to_get.format(name=name)
+    """Return what a user can do who does not have a set yet."""
+    return info_of(name).how_to_get.format(name=name)
 
 
 def looked_for(name: str, folder: Path) -> list[str]:
     """Return the places where a set is looked for, in the order of preference."""
-    kind, _, argument = name.partition(":")
-    if kind == "hf":
-        return list(map(str, hub_files(argument, folder)))
-    info = _info(name)
-    files = [str(folder / known.name) for known in info.files]
-    trees = [f"{folder / tree}/" for tree in info.folders]
-    theirs = [f"{folder / pattern} (torchvision's)" for pattern in (info.torchvision.files if info.torchvision else ())]
-    return [*files, *trees, *theirs, *(place for part in info.parts for place in looked_for(part, folder))]
+    return [where for source in sources_of(name, folder) for where in source.looked_for()]
 
 
 def is_here(name: str, folder: Path) -> bool:
-    """Return whether something of a set is where it is looked for, be it whole or not."""
-    kind, _, argument = name.partition(":")
-    if kind == "hf":
-        return any(path.exists() for path in hub_files(argument, folder))
-    info = _info(name)
-    names = [known.name for known in info.files] + list(info.folders)
-    patterns = info.torchvision.files if info.torchvision else ()
-    return (
-        any((folder / path).exists() for path in names)
-        or any(any(folder.glob(pattern)) for pattern in patterns)
-        or any(is_here(part, folder) for part in info.parts)
-    )
+    """Return whether something of a set is where it is looked for, be it complete or not."""
+    return any(source.is_here() for source in sources_of(name, folder))
 
 
 def places(name: str, folder: Path) -> Iterator[Place]:
     """Yield the places that have a set, in the order of preference."""
-    kind, info = name.partition(":")[0], _info(name)
-    for known in info.files:
-        path = folder / known.name
-        if path.is_file():
-            yield npz_place(path, notes_on(name, known, path))
-    for tree in info.folders:
-        root = folder / tree
-        if root.is_dir():
-            files = [path for path in root.rglob("*") if path.is_file()]
-            yield Place(files, info.caveats, functools.partial(_read_tree, kind, root, info.side))
-    if info.torchvision and (files := torchvision_files(info.torchvision, folder)):
-        read = functools.partial(read_torchvision, kind, info.torchvision, folder, info.side)
-        yield Place(files, info.caveats, read)
-
-
-def notes_on(name: str, known: KnownFile, path: Path, count: Callable[[Path], int] = count_samples) -> tuple[str, ...]:
-    """Return the caveats of a file, none if ``count`` says that it is somebody's own of the same name."""
-    if not known.caveats or (known.samples and count(path) != known.samples):
-        return ()
-    return tuple(f"{name} from {path.name}: {caveat}" for caveat in known.caveats)
-
-
-def npz_place(path: Path, notes: tuple[str, ...]) -> Place:
-    """Return a file of arrays or encoded pictures as a place."""
-    return Place([path], notes, lambda: load_npz(str(path.absolute()), path.parent))
+    for source in sources_of(name, folder):
+        yield from source.places()
 
 
 def fetch(name: str, folder: Path) -> None:
     """Download a set into ``folder``, from torchvision if that has it, else from Hugging Face.
 
     Raises:
-        DataError: If neither has it, or it cannot be had.
+        DataError: If neither has it, or the download fails.
     """
-    kind, _, argument = name.partition(":")
-    info, failures = _info(name), []
-    ways: list[Callable[[], None]] = []
-    if kind == "hf":
-        ways.append(functools.partial(fetch_hub, argument, folder))
-    if info.torchvision:
-        ways.append(functools.partial(fetch_torchvision, info.torchvision, folder))
-    if info.hugging_face and info.hugging_face.text:
-        ways.append(functools.partial(fetch_texts, info.hugging_face, folder / f"{kind}.jsonl.gz"))
-    elif info.hugging_face:
-        ways.append(functools.partial(fetch_hugging_face, info.hugging_face, folder / info.files[0].name, info.side))
-    for way in ways:
+    failures = []
+    for download in [way for source in sources_of(name, folder) for way in source.downloads()]:
         try:
-            way()
+            download()
         except DataError as err:
             failures.append(str(err))
         else:
             return
     reasons = "; ".join(failures) or f"it is nowhere to be had from; {how_to_get(name)}"
     raise DataError(f"data '{name}' cannot be fetched: {reasons}")
-
-
-def _read_tree(name: str, root: Path, side: int) -> ImageDataset:
-    if name in _TREES:
-        return _TREES[name](root, side)
-    return read_tree(root, side)

@@ -1,4 +1,4 @@
-"""Data sets in one ``.npz`` file: plain arrays, or encoded pictures laid end to end."""
+"""The data set ``npz:FILE``: one ``.npz`` file that holds plain arrays, or encoded pictures end to end."""
 
 import zipfile
 import zlib
@@ -19,12 +19,12 @@ from isoproto.errors import DataError
 
 Array = npt.NDArray[Any]
 
-# What zip and numpy raise for a file that is damaged, or packed in ways that they cannot read (RuntimeError).
+# Errors of zip and numpy for a damaged file, or for one packed in ways they cannot read (RuntimeError).
 _UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def load_npz(argument: str, folder: Path) -> ImageDataset:
-    """Read a file of either kind.
+    """Read pictures from a ``.npz`` file of either of two kinds.
 
     *Arrays*: ``train_x`` uint8 ``[N, H, W, channels]`` or ``[N, H, W]``, ``train_y`` integer ``[N]``; optionally
     the same as ``test_x``, ``test_y``; ``classes``, the names; optionally ``train_domain``, ``test_domain``
@@ -38,7 +38,7 @@ def load_npz(argument: str, folder: Path) -> ImageDataset:
     Other arrays are ignored; nothing is ever unpickled.
 
     Args:
-        argument: Path of the file, relative to ``folder``, ``~`` allowed.
+        argument: Path of the file, relative to ``folder`` and with ``~`` allowed.
         folder: See ``data_folder``.
 
     Raises:
@@ -50,10 +50,10 @@ def load_npz(argument: str, folder: Path) -> ImageDataset:
 
 
 def count_samples(path: Path) -> int:
-    """Return how many pictures a file of either kind holds, from its headers alone.
+    """Return the number of pictures in a file of either kind, reading only the headers of its arrays.
 
     Raises:
-        DataError: If it is damaged or of neither kind.
+        DataError: If the file is damaged or of neither kind.
     """
     with _opened(path) as read:
         keys = ["labels"] if "jpeg" in read else [key for key in ("train_y", "test_y") if key in read]
@@ -62,7 +62,7 @@ def count_samples(path: Path) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator["_Reader"]:
-    with path.open("rb") as file:  # else a file that this user may not read counts as none of these
+    with path.open("rb") as file:  # raises OSError for a file that this user may not read
         if not zipfile.is_zipfile(file):
             raise DataError(f"{path}: not an npz file, or cut short; write it with numpy.savez")
     try:
@@ -78,16 +78,16 @@ def _opened(path: Path) -> Iterator["_Reader"]:
 
 
 def from_arrays(source: str, arrays: Mapping[str, Array]) -> ImageDataset:
-    """Make a data set of the arrays that ``load_npz`` would find in a file of plain arrays.
+    """Make a data set of arrays in memory that have the names of a file of plain arrays: see ``load_npz``.
 
     Raises:
-        DataError: If one is missing, or they do not fit together.
+        DataError: If an array is missing, or the arrays do not fit together.
     """
     return _arrays(source, _InMemory(source, arrays))
 
 
 class _Reader:
-    """Reads checked arrays of one file. Each read unpacks the array again: read each once."""
+    """Reads and checks the arrays of a file. Each read unpacks the array again, so read each array once."""
 
     def __init__(self, path: Path | str, archive: Any) -> None:  # noqa: ANN401 - NpzFile is generic in newer numpy only
         self.path, self.archive = path, archive
@@ -96,11 +96,11 @@ class _Reader:
         return key in self.archive
 
     def __call__(self, key: str, kinds: str, wanted: str, dims: tuple[int, ...] = (1,)) -> Array:
-        """Read array ``key`` if its dtype kind and its number of dimensions are as wanted, else say so."""
+        """Return array ``key``, or raise an error if its dtype kind or number of dimensions is not as wanted."""
         if key not in self.archive:
             raise DataError(f"{self.path}: array `{key}` is missing; wanted {wanted}")
         try:
-            array: Array = np.asarray(self.archive[key])  # a member that is no array comes as bytes
+            array: Array = np.asarray(self.archive[key])  # numpy returns bytes for a member that is no array
         except _UNREADABLE as err:
             raise DataError(f"{self.path}: array `{key}` cannot be read ({err}); wanted {wanted}") from err
         if array.dtype.kind not in kinds or array.ndim not in dims:
@@ -108,7 +108,7 @@ class _Reader:
         return array
 
     def length(self, key: str) -> int:
-        """Length of an array, without unpacking it; 0 if it has none."""
+        """Return the length of an array without unpacking it; 0 for an array without dimensions."""
         try:
             with zipfile.ZipFile(self.path) as archive, archive.open(f"{key}.npy") as file:
                 header = {1: read_array_header_1_0, 2: read_array_header_2_0}[read_magic(file)[0]]
@@ -117,16 +117,16 @@ class _Reader:
             raise DataError(f"{self.path}: array `{key}` cannot be read ({err})") from err
 
     def kept(self, make: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-        """What ``make`` makes of this file, from the cache if it was made before.
+        """Return the result of ``make`` for this file, from the cache if it was made before.
 
-        The zip directory's checksums name the content, so that a copied or touched file is not unpacked again.
+        The checksums in the zip directory are the cache key, so a copied or touched file is not unpacked again.
         """
         with zipfile.ZipFile(self.path) as archive:
             content = [(member.filename, member.file_size, member.CRC) for member in archive.infolist()]
         return cached_array(content_key(Path(self.path).stem, content), make)
 
     def pictures(self, key: str) -> npt.NDArray[np.uint8]:
-        """Pictures ``[N, H, W, channels]`` as ``[N, channels, H, W]``."""
+        """Return the pictures ``[N, H, W, channels]`` of array ``key`` as ``[N, channels, H, W]``."""
         x = self(key, "iuf", "uint8 [N, H, W, channels]", (3, 4))
         if x.dtype != np.uint8:
             raise DataError(f"{self.path}: array `{key}` must be uint8 (0 to 255), got {x.dtype}")
@@ -143,7 +143,7 @@ class _Reader:
 
 
 class _InMemory(_Reader):
-    """The same for arrays that are there already."""
+    """Reads and checks arrays that are in memory already; nothing is unpacked or cached."""
 
     def length(self, key: str) -> int:
         return len(self(key, "biufcSUO", "an array", tuple(range(1, 9))))

@@ -1,4 +1,4 @@
-"""Data that a user's own function reads."""
+"""The data set ``module:NAME:FUNCTION``: data that a user's function returns."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +12,19 @@ from isoproto.own_code import own_callable
 
 
 def load_own(argument: str, folder: Path) -> ImageDataset:
-    """Call ``module:callable`` or ``FILE.py:callable`` without arguments for a data set.
+    """Get a data set from a user's function, ``module:callable`` or ``FILE.py:callable``, called without arguments.
 
-    It returns an ``ImageDataset``, or a mapping of arrays as they lie in an ``npz:`` file: ``train_x`` uint8
+    The function returns an ``ImageDataset``, or a mapping of arrays as in an ``npz:`` file: ``train_x`` uint8
     ``[N, H, W]`` or ``[N, H, W, channels]``, ``train_y``, ``classes``, and optionally ``test_x``, ``test_y``. A node
-    calls it once per message; what is slow belongs behind ``isoproto.data.folders.cached_array``.
+    calls it once per message, so slow work belongs behind ``isoproto.data.folders.cached_array``.
 
     Args:
-        argument: The function's name; a relative path starts from ``folder``.
+        argument: Name of the function; a relative path starts from ``folder``.
         folder: See ``data_folder``.
 
     Raises:
         ConfigError: If there is no such function.
-        DataError: If it fails, or returns something else.
+        DataError: If the function fails, or returns something else.
     """
     function, source = own_callable(argument, "data", folder), f"module:{argument}"
     try:

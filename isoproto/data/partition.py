@@ -109,8 +109,8 @@ def split_clients(
     if argument:
         if name not in ARGUMENTS:
             raise ConfigError(f"partition {name!r} takes no argument, got {argument!r}; {', '.join(ARGUMENTS)} do")
-        field, parse = ARGUMENTS[name]
-        options = replace(options, **{field: parse(argument)})
+        keyword, parse = ARGUMENTS[name]
+        partitioner = functools.partial(partitioner, **{keyword: parse(argument)})
     options = replace(options, domain_names=dataset.domains)
     rng = np.random.RandomState(seed)
     kept = thin(_kind(dataset), options.max_samples, rng)

@@ -8,9 +8,10 @@ from pathlib import Path
 from isoproto.data.base import TextDataset
 from isoproto.data.folders import split_number
 from isoproto.data.info import INFOS
-from isoproto.data.named import looked_for, missing, notes_on, with_notes
+from isoproto.data.named import looked_for, missing
 from isoproto.data.rows import Texts, read_texts
 from isoproto.data.shakespeare import windows
+from isoproto.data.sources import notes_on, with_notes
 from isoproto.data.text import text_dataset
 from isoproto.errors import DataError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
-from isoproto.parts.base import Arrays, Batch, Field, LossTerm, OwnedModule, Part, PartState, Sent, Trained
+from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Part, PartState, Sent, Trained
 from isoproto.parts.hyper import HyperPrototypes
 from isoproto.parts.mean import Means
 from isoproto.parts.relations import CommonFrame
@@ -33,7 +33,6 @@ __all__ = [
     "LastAccuracy",
     "LossTerm",
     "OwnMeans",
-    "OwnedModule",
     "Part",
     "PartState",
     "Sent",

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 NAMES = ("prototype", "instance")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlignmentTerm:
+@dataclass(frozen=True, kw_only=True)
+class AlignmentTerm(LossTerm):
     r"""What one client is aligned to in a round: :math:`\lambda L_{proto} + \gamma L_{inst}`.
 
     Reference: FedSAF, Eq. 19.
@@ -53,10 +53,7 @@ class AlignmentTerm:
     gamma: float
     missing: Literal["mask", "self"] = "mask"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the two terms."""
-        return NAMES
+    names = NAMES
 
     @property
     def weights(self) -> Tensor:

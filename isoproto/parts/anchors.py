@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NAMES = ("hpcl", "hpal")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorTerm:
+@dataclass(frozen=True, kw_only=True)
+class AnchorTerm(LossTerm):
     r"""What one client's features are pulled to in a round: :math:`w_{pcl} HPCL + w_{pal} HPAL`.
 
     Reference: FedHPro, Eq. 15.
@@ -40,10 +40,7 @@ class AnchorTerm:
     pcl: float
     pal: float
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the two terms."""
-        return NAMES
+    names = NAMES
 
     @property
     def weights(self) -> Tensor:

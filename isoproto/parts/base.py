@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -113,40 +113,38 @@ Compare = Callable[[Batch], Tensor]
 """The values of a loss term for one batch, shape ``[number of names]``."""
 
 
-class LossTerm(Protocol):
-    """What a client adds to cross-entropy in a round: ``weights @ values`` for each batch.
+class LossTerm:
+    """What a client adds to its loss in a round. The loss of a batch is
+
+    ``entropy * cross_entropy + weights @ values``, summed over all terms, with the product of their ``entropy``.
 
     Attributes:
-        names: Names of its values in metrics and reports.
-        weights: Their weights, shape ``[number of names]``, on the client's device.
-    """
-
-    @property
-    def names(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def weights(self) -> Tensor: ...  # noqa: D102
-
-    def batches(self, labels: Sequence[Tensor]) -> Iterator[Compare]:
-        """Yield the comparison for each batch of an epoch, given the labels of all of them.
-
-        What depends on labels only is computed here, for many batches at once.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedModule:
-    """A module that a part trains beside the client's model.
-
-    Attributes:
-        module: The module. It gets an optimiser of its own, with the settings of local training.
-        entropy: Factor of the cross-entropy of the client's model.
+        names: Names of the values in metrics and reports.
+        weights: Weights of the values, shape ``[number of names]``, on the client's device.
+        entropy: Factor of the model's cross-entropy.
+        module: A module that the term trains beside the model, with an optimiser of its own; ``None`` for none.
         clip: Largest norm of the gradients of either module; 0 does not limit it.
     """
 
-    module: nn.Module
+    names: tuple[str, ...]
     entropy: float = 1.0
+    module: nn.Module | None = None
     clip: float = 0.0
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights of the values."""
+        raise NotImplementedError
+
+    def batches(self, labels: Sequence[Tensor]) -> Iterator[Compare]:
+        """Yield the comparison for each batch of an epoch.
+
+        What depends on labels only is computed here, for many batches at once.
+
+        Args:
+            labels: Classes of each batch's samples, shape ``[B]``, int64.
+        """
+        raise NotImplementedError
 
 
 class Trained(NamedTuple):
@@ -181,6 +179,7 @@ class Part:
         down: Arrays that the server may send.
         up: Arrays that a client may send besides its class means.
         reports: Names of its loss terms.
+        owns: Name of the module that it keeps on each client beside the client's model; empty for none.
     """
 
     makes: ClassVar[tuple[str, ...]] = ()
@@ -189,6 +188,7 @@ class Part:
     down: ClassVar[tuple[Field, ...]] = ()
     up: ClassVar[tuple[Field, ...]] = ()
     reports: ClassVar[tuple[str, ...]] = ()
+    owns: ClassVar[str] = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:
@@ -251,8 +251,13 @@ class Part:
         """Return what the client sends, by the names in ``up``: one row for each of the C classes."""
         return {}
 
-    def shared(self, model: nn.Module) -> Mapping[str, Tensor]:
-        """Return the weights that travel, by name; they are the module's own, not copies."""
+    def shared(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:
+        """Return the weights that travel, by name. They are the modules' own tensors, not copies.
+
+        Args:
+            model: The client's model.
+            modules: What parts own, by ``owns``.
+        """
         return {}
 
 

@@ -60,6 +60,11 @@ class CommonFrame(Part):
 
     down = PROTOTYPES
 
+    @property
+    def needs_means(self) -> bool:
+        """Every client maps between its own coordinates and the frame by its class means."""
+        return True
+
     @classmethod
     def of(cls, config: RunConfig) -> CommonFrame | None:
         """Return the part if there are prototypes and their coordinates are not shared."""

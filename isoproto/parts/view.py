@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isoproto.geometry.similarity import Similarity, similarity_map
 from isoproto.parts.base import Arrays
@@ -45,6 +46,7 @@ class View:
         server_round: The round of the message.
         frame: The setting `frame`.
         arrays: What the server sent, by the names of the parts' fields.
+        modules: Modules that parts keep on the client, by name.
         own: The client's class means; ``None`` before its first pass, or where no part needs them.
         num_classes: C.
         feature_dim: d.
@@ -59,6 +61,7 @@ class View:
     num_classes: int
     feature_dim: int
     device: torch.device = CPU
+    modules: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
 
     @property
     def sent(self) -> Rows | None:

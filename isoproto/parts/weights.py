@@ -16,8 +16,8 @@ from isoproto.parts.state import ServerState
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
-# What the setting `share` stands for: the prefix of the tensors' names, and the words that a device's owner allows.
-_SHARES = {"head": ("head.", {"head"}), "base": ("base.", {"base"}), "model": ("", {"head", "base"})}
+# What the setting `share` stands for: modules of a model, which are also the words that a device's owner allows.
+_SHARES = {"head": ("head",), "base": ("base",), "model": ("base", "head")}
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,18 @@ class SharedWeights(Part):
     @property
     def asks(self) -> frozenset[str]:
         """Which parts of its model a device's owner must let go."""
-        return frozenset(_SHARES[self.share][1])
+        return frozenset(_SHARES[self.share])
 
-    def shared(self, model: nn.Module) -> Mapping[str, Tensor]:
+    def shared(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:
         """Return the model's tensors that travel."""
-        prefix = _SHARES[self.share][0]
-        return {name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)}
+        return self._chosen(model.state_dict())
+
+    def _chosen(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] in _SHARES[self.share]}
 
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
         """Average the weights of this round."""
         if not sent:
             return after
-        shared = average_tensors([dict(s.shared) for s in sent], [s.means.samples for s in sent])
-        return dataclasses.replace(after, shared=shared)
+        shared = average_tensors([self._chosen(s.shared) for s in sent], [s.means.samples for s in sent])
+        return dataclasses.replace(after, shared={**after.shared, **shared})

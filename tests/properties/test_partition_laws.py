@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from isoproto.data import ImageDataset, load_dataset
-from isoproto.data.partition import PARTITIONERS, SPLITS, PartitionOptions, split_clients
+from isoproto.data.partition import ARGUMENTS, PARTITIONERS, SPLITS, PartitionOptions, split_clients
 from isoproto.data.partitioners import long_tail, thin
 from isoproto.errors import DataError
 
@@ -27,7 +27,8 @@ def shuffled_labels(sizes, seed):
 
 def deal(name, labels, clients, seed, domains=None, **options):
     rng = np.random.RandomState(seed)
-    return PARTITIONERS[name](labels, domains, clients, rng, PartitionOptions(**options))
+    own = {key: options.pop(key) for key, _ in ARGUMENTS.values() if key in options}
+    return PARTITIONERS[name](labels, domains, clients, rng, PartitionOptions(**options), **own)
 
 
 @st.composite

@@ -1,12 +1,15 @@
 """``isoproto data`` as it is typed, and its exit statuses."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 
 import server_app.app
-from isoproto.data import INFOS, folders, load_dataset, named
+from isoproto.data import DATASETS, INFOS, folders, load_dataset, named, sources
 from isoproto.data.contact_sheet import contact_sheet
+from isoproto.data.npz import load_npz
 from tests.fakes import command_line
 
 
@@ -60,7 +63,7 @@ def test_a_set_is_described_counted_and_drawn(isoproto, tmp_path):
 def test_what_to_know_of_a_copy_is_said_once(isoproto, tmp_path, monkeypatch, caplog):
     """On the screen; the log, which goes there too, leaves it out."""
     write_pets(tmp_path / "pacs64.npz")
-    monkeypatch.setattr(named, "notes_on", lambda *_: ("pacs: half of it",))
+    monkeypatch.setattr(sources, "notes_on", lambda *_: ("pacs: half of it",))
     status, out, _ = isoproto("data", "pacs", "--data-dir", str(tmp_path))
     assert (status, out.count("pacs: half of it"), caplog.text.count("half of it")) == (0, 1, 0)
     load_dataset.cache_clear()
@@ -78,6 +81,29 @@ def test_a_set_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(
     assert "licence: " in out
     assert "error: data 'pacs': found none of" in err
     assert "`isoproto data pacs --download` fetches it" in err
+
+
+def test_a_set_without_a_row_is_described_by_its_loader(isoproto, tmp_path, monkeypatch):
+    """A new data set is one file and one line in ``DATASETS``; ``INFOS`` may say more of it."""
+
+    def load_pets(argument, folder):
+        """Read the pets of our street.
+
+        Nobody else has them.
+        """
+        return load_npz("street.npz", folder)
+
+    monkeypatch.setitem(DATASETS, "pets", load_pets)
+    write_pets(tmp_path / "street.npz")
+    status, out, _ = isoproto("data", "pets", "--data-dir", str(tmp_path))
+    assert status == 0
+    assert out.startswith("pets: Read the pets of our street.\nlicence: not stated\nhow to get it: not stated")
+    assert f"found: {tmp_path / 'street.npz'}\npictures: 4, 6x6 grey\n" in out
+    assert ["pets", "Read the pets of our street."] in [
+        re.split("  +", line.strip()) for line in isoproto("data")[1].splitlines()
+    ]
+    status, _, err = isoproto("data", "pets", "--data-dir", str(tmp_path), "--download")
+    assert (status, "data 'pets' cannot be fetched" in err) == (1, True)
 
 
 def test_your_own_file_is_shown_too(isoproto, tmp_path):

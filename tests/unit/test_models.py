@@ -13,8 +13,8 @@ from torch.func import functional_call, stack_module_state
 
 from isoproto.data import to_float
 from isoproto.errors import ConfigError
-from models import FAMILIES, FeatureModel, Head, ModelSpec, architecture_for, architectures, create_model, head_for
-from models.base import ChannelsLast, Grid
+from models import FAMILIES, FeatureModel, HeadShape, ModelSpec, architecture_for, architectures, create_model, head_for
+from models.base import CellPool, ChannelsLast
 from models.cost import cost
 
 SPEC = ModelSpec(channels=1, height=32, width=32, feature_dim=128, num_classes=10)
@@ -74,8 +74,8 @@ def test_logits_are_the_head_of_the_features() -> None:
 
 def test_grid_averages_cells_and_flattens() -> None:
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
-    assert Grid(2)(x).tolist() == [[2.5, 4.5, 10.5, 12.5]]
-    assert Grid(4)(x).tolist() == [list(range(16))]
+    assert CellPool(2)(x).tolist() == [[2.5, 4.5, 10.5, 12.5]]
+    assert CellPool(4)(x).tolist() == [list(range(16))]
 
 
 def test_channels_come_last_on_every_device_but_apples():
@@ -190,7 +190,7 @@ def test_cost_of_the_four_layers_by_hand() -> None:
 
 
 def test_heads_are_the_linear_one_or_have_hidden_layers_with_a_relu_after_each() -> None:
-    spec = dataclasses.replace(SPEC, head=Head((5, 3)))
+    spec = dataclasses.replace(SPEC, head=HeadShape((5, 3)))
     linear, deep = create_model("cnn", SPEC, seed=5), create_model("cnn", spec, seed=5)
     assert all(torch.equal(t, deep.base.state_dict()[name]) for name, t in linear.base.state_dict().items())
     kinds = [type(layer) for layer in deep.head]
@@ -204,7 +204,7 @@ def test_heads_are_the_linear_one_or_have_hidden_layers_with_a_relu_after_each()
 def test_mixed_heads_have_one_to_four_layers_whatever_the_architectures() -> None:
     layers = [len(head_for("mixed", partition, 64).hidden) + 1 for partition in range(8)]
     assert layers == [1, 2, 3, 4, 1, 2, 3, 4]
-    assert {head_for("linear", partition, 64) for partition in range(8)} == {Head()}
+    assert {head_for("linear", partition, 64) for partition in range(8)} == {HeadShape()}
     with pytest.raises(ConfigError, match="unknown heads 'mlp'; `heads` must be one of 'htc4', 'htm10', 'htm4', 'lin"):
         head_for("mlp", 0, 64)
 
@@ -215,11 +215,11 @@ def test_the_heads_of_a_group_with_transformers_are_linear_but_theirs(group: str
     for partition in range(2 * len(names)):
         head = head_for(group, partition, 512)
         vit = architecture_for(group, partition).startswith("vit")
-        assert head == (Head((768,), "tanh") if vit else Head((), "tanh"))
+        assert head == (HeadShape((768,), "tanh") if vit else HeadShape((), "tanh"))
 
 
 def test_a_hidden_layer_may_be_followed_by_a_tangent() -> None:
-    model = create_model("cnn", dataclasses.replace(SPEC, head=Head((5,), "tanh")), seed=5)
+    model = create_model("cnn", dataclasses.replace(SPEC, head=HeadShape((5,), "tanh")), seed=5)
     first, activation, last = model.head
     assert isinstance(activation, nn.Tanh)
     features = torch.randn(2, 128, generator=torch.Generator().manual_seed(0))

@@ -54,8 +54,8 @@ def shades(dataset):
     return dataset.x[:, 0, 0, 0].tolist()
 
 
-def test_every_set_has_a_line_in_the_table():
-    assert INFOS.keys() == DATASETS.keys()
+def test_every_line_of_the_table_has_a_set():
+    assert INFOS.keys() <= DATASETS.keys()
 
 
 @pytest.mark.parametrize(("name", "known"), KNOWN, ids=lambda value: getattr(value, "name", value))

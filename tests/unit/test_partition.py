@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from isoproto.config import RunConfig
 from isoproto.data import ImageDataset, load_dataset
 from isoproto.data.partition import (
+    ARGUMENTS,
     PARTITIONERS,
     ClientSplit,
     PartitionOptions,
@@ -364,6 +366,22 @@ def test_a_setting_out_of_range_is_named(changes, text):
 def test_an_option_out_of_range_is_named(options, text):
     with pytest.raises(ConfigError, match=text):
         PartitionOptions(**options)
+
+
+def test_the_options_of_all_partitioners_come_from_the_settings_of_the_same_names():
+    said = {"alpha": 0.3, "classes_per_client": 5, "min_samples": 7, "imbalance": 9.0, "max_samples": 11}
+    assert PartitionOptions.of(RunConfig(**said)) == PartitionOptions(**said)
+    assert PartitionOptions.of(RunConfig()) == PartitionOptions()
+
+
+def test_a_new_partitioner_with_an_option_of_its_own_is_a_function_and_two_lines(monkeypatch):
+    def every(labels, domains, clients, rng, options, *, step=1):
+        return [np.arange(client, clients * step, clients) for client in range(clients)]
+
+    monkeypatch.setitem(PARTITIONERS, "every", every)
+    monkeypatch.setitem(ARGUMENTS, "every", ("step", int))
+    shares = split_clients(dataset([20]), partition="every:3", clients=2, seed=0, test_fraction=0)
+    assert [sorted(share.train.tolist()) for share in shares] == [[0, 2, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize(

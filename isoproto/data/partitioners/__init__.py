@@ -33,10 +33,10 @@ PARTITIONERS: dict[str, Partitioner] = {
 }
 
 ARGUMENTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    # What may follow the colon of a partition's name: the field of ``PartitionOptions`` it sets, and how it is read.
     "classes": ("label_sets", parse_label_sets),
     "domain": ("domain_shares", parse_domain_shares),
     "nid2": ("one_class_share", parse_share),
     "nid2_equal": ("one_class_share", parse_share),
     "pairs": ("full_clients", parse_full_clients),
 }
+"""Partitioners with an option of their own: the keyword of the function, and how to read the text behind the colon."""

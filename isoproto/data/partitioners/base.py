@@ -1,7 +1,7 @@
 """What all partitioners have in common."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,19 @@ Labels = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOptions:
-    """Settings of the partitioners; each uses those that concern it.
+    """Options that every partitioner gets; each uses those that concern it.
+
+    All but ``domain_names`` are settings of a run with the same names. An option of one partitioner alone is a keyword
+    of its function, and the user writes it behind the colon: see ``ARGUMENTS``.
 
     Attributes:
         alpha: Concentration of ``dirichlet`` and ``dirichlet_equal``, dimensionless, > 0; small is uneven.
         classes_per_client: Classes that a client holds under ``shards``, >= 1.
         min_samples: Samples that every client gets at least, >= 0; 0 allows empty clients.
-        label_sets: The classes of each client under ``classes``.
-        domain_shares: Clients of each domain under ``domain``, and the fraction of it that each of them draws, or
-            ``None`` if they share all of it; empty: all domains are shared out evenly.
-        domain_names: Names of the data set's domains, by which ``one_domain`` orders them.
-        one_class_share: Fraction of a class that goes to its one-class clients under ``nid2``, in (0, 1).
-        full_clients: Clients that hold all classes under ``pairs``; ``None``: half of them.
         imbalance: How many times rarer the last class is made than the first, before anything is dealt, >= 1.
         max_samples: Samples that are left of the data set before that, >= 0; 0: all.
+        domain_names: Names of the data set's domains, by which ``one_domain`` orders them. ``split_clients`` fills it
+            in from the data set.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -37,13 +36,9 @@ class PartitionOptions:
     alpha: float = 0.1
     classes_per_client: int = 2
     min_samples: int = 2
-    label_sets: tuple[tuple[int, ...], ...] = ()
-    domain_shares: tuple[tuple[int, float | None], ...] = ()
-    domain_names: tuple[str, ...] = ()
-    one_class_share: float = 0.5
-    full_clients: int | None = None
     imbalance: float = 1.0
     max_samples: int = 0
+    domain_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
@@ -56,6 +51,18 @@ class PartitionOptions:
             raise ConfigError(f"`imbalance` must be finite and >= 1, got {self.imbalance}")
         if self.max_samples < 0:
             raise ConfigError(f"`max-samples` must be >= 0, got {self.max_samples}")
+
+    @classmethod
+    def of(cls, settings: object) -> "PartitionOptions":
+        """Return the options that the settings of a run say.
+
+        Args:
+            settings: An object with an attribute for each field but ``domain_names``, such as a ``RunConfig``.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
+        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls) if f.name != "domain_names"})
 
 
 Partitioner = Callable[[Labels, Indices | None, int, np.random.RandomState, PartitionOptions], list[Indices]]

@@ -14,6 +14,8 @@ def domain_partition(
     clients: int,
     rng: np.random.RandomState,
     options: PartitionOptions,
+    *,
+    domain_shares: tuple[tuple[int, float | None], ...] = (),
 ) -> list[Indices]:
     """Give each client samples of one domain (FedSAF Sec. V, feature shift; FedHPro Sec. 5, domain skew).
 
@@ -22,7 +24,7 @@ def domain_partition(
     unused. Which client holds which domain is drawn, so that domains do not go in step with the architectures,
     which are dealt out by client number.
 
-    ``options.domain_shares`` may say, for each domain in the data set's order, how many clients have it and which
+    ``domain_shares`` may say, for each domain in the data set's order, how many clients have it and which
     fraction of its samples each of them draws, disjointly; samples that nobody draws stay unused. FedHPro's are
     counts of 3, 7, 6 and 4 and 1 % (digits), and of 3, 1, 2 and 4 and 20 % (Office-Caltech).
 
@@ -37,8 +39,8 @@ def domain_partition(
         [[0, 0], [0, 0], [1, 1], [1, 1]]
     """
     domains = _required("domain", domains)
-    if options.domain_shares:
-        return _dealt_by_shares(domains, clients, rng, options)
+    if domain_shares:
+        return check_smallest(_dealt_by_shares(domains, clients, rng, domain_shares), options.min_samples)
     names = rng.permutation(np.unique(domains))
     home = rng.permutation(names[np.arange(clients) % len(names)])  # [N], the domain of each client
     groups = ((np.flatnonzero(domains == name), np.flatnonzero(home == name)) for name in names)
@@ -47,9 +49,9 @@ def domain_partition(
 
 
 def _dealt_by_shares(
-    domains: Indices, clients: int, rng: np.random.RandomState, options: PartitionOptions
+    domains: Indices, clients: int, rng: np.random.RandomState, domain_shares: tuple[tuple[int, float | None], ...]
 ) -> list[Indices]:
-    names, counts = np.unique(domains), [count for count, _ in options.domain_shares]
+    names, counts = np.unique(domains), [count for count, _ in domain_shares]
     if (len(counts), sum(counts)) != (len(names), clients):
         raise DataError(
             f"partition 'domain' must name clients for each of the {len(names)} domains, {clients} clients in all, got "
@@ -57,12 +59,12 @@ def _dealt_by_shares(
         )
     home = rng.permutation(np.repeat(names, counts))  # [N], the domain of each client
     groups = []
-    for name, (count, fraction) in zip(names, options.domain_shares, strict=True):
+    for name, (count, fraction) in zip(names, domain_shares, strict=True):
         members = rng.permutation(np.flatnonzero(domains == name))
         if fraction is not None:
             members = members[: count * int(fraction * len(members) + 1e-9)]
         groups.append((members, np.flatnonzero(home == name)))
-    return check_smallest(deal(groups, clients, rng), options.min_samples)
+    return deal(groups, clients, rng)
 
 
 def parse_domain_shares(text: str) -> tuple[tuple[int, float | None], ...]:

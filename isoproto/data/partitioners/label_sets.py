@@ -12,8 +12,10 @@ def label_sets_partition(
     clients: int,
     rng: np.random.RandomState,
     options: PartitionOptions,
+    *,
+    label_sets: tuple[tuple[int, ...], ...] = (),
 ) -> list[Indices]:
-    """Give client ``i`` samples of the classes ``options.label_sets[i]``, and of no other.
+    """Give client ``i`` samples of the classes ``label_sets[i]``, and of no other.
 
     The samples of a class are dealt evenly among the clients that list it; those of a class that nobody lists
     stay unused. An empty set makes an empty client, if ``min_samples`` is 0.
@@ -24,22 +26,21 @@ def label_sets_partition(
 
     Example:
         >>> labels = np.repeat([0, 1, 2], 4)
-        >>> sets = PartitionOptions(label_sets=((0, 1), (1,)))
-        >>> parts = label_sets_partition(labels, None, 2, np.random.RandomState(0), sets)
+        >>> rng, sets = np.random.RandomState(0), ((0, 1), (1,))
+        >>> parts = label_sets_partition(labels, None, 2, rng, PartitionOptions(), label_sets=sets)
         >>> [np.bincount(labels[part]).tolist() for part in parts]
         [[4, 2], [0, 2]]
     """
-    sets = options.label_sets
-    if len(sets) != clients:
+    if len(label_sets) != clients:
         raise DataError(
-            f"partition 'classes' must list the classes of each of the {clients} clients, got {len(sets)} lists; "
+            f"partition 'classes' must list the classes of each of the {clients} clients, got {len(label_sets)} lists; "
             'write `partition = "classes:0,1,3;2,7;4"` for three clients'
         )
     present = np.unique(labels)
-    if unknown := sorted({label for held in sets for label in held} - set(present.tolist())):
+    if unknown := sorted({label for held in label_sets for label in held} - set(present.tolist())):
         raise DataError(f"partition 'classes' lists {unknown}, but the data hold only the classes {present.tolist()}")
     groups = (
-        (np.flatnonzero(labels == label), np.array([i for i, held in enumerate(sets) if label in held], np.int64))
+        (np.flatnonzero(labels == label), np.array([i for i, held in enumerate(label_sets) if label in held], np.int64))
         for label in present
     )
     parts = deal(groups, clients, rng)

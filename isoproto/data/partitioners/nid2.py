@@ -12,11 +12,13 @@ def nid2_partition(
     clients: int,
     rng: np.random.RandomState,
     options: PartitionOptions,
+    *,
+    one_class_share: float = 0.5,
 ) -> list[Indices]:
     """Give all clients but the last a share of one class each, and the last one the rest (FedHPro Sec. 5, NID2).
 
     Classes are drawn, none twice before each has a client; a class goes to its one-class clients by the fraction
-    ``options.one_class_share``, shared evenly, and to the last client by what is left. With 7 clients this is the
+    ``one_class_share``, shared evenly, and to the last client by what is left. With 7 clients this is the
     paper's setting, which does not tell the amounts.
 
     Raises:
@@ -28,7 +30,7 @@ def nid2_partition(
         >>> [np.bincount(labels[part], minlength=3).tolist() for part in parts]
         [[0, 0, 4], [0, 4, 0], [8, 4, 4]]
     """
-    return _one_class_clients(labels, clients, rng, options, keep_all=True)
+    return _one_class_clients(labels, clients, rng, options, one_class_share, keep_all=True)
 
 
 def nid2_equal_partition(
@@ -37,6 +39,8 @@ def nid2_equal_partition(
     clients: int,
     rng: np.random.RandomState,
     options: PartitionOptions,
+    *,
+    one_class_share: float = 0.5,
 ) -> list[Indices]:
     """Do as ``nid2``, but leave the last client an equal share of every class, so that sizes are closer.
 
@@ -53,13 +57,12 @@ def nid2_equal_partition(
         >>> [np.bincount(labels[part], minlength=3).tolist() for part in parts]
         [[0, 0, 4], [0, 4, 0], [4, 4, 4]]
     """
-    return _one_class_clients(labels, clients, rng, options, keep_all=False)
+    return _one_class_clients(labels, clients, rng, options, one_class_share, keep_all=False)
 
 
 def _one_class_clients(
-    labels: Labels, clients: int, rng: np.random.RandomState, options: PartitionOptions, *, keep_all: bool
+    labels: Labels, clients: int, rng: np.random.RandomState, options: PartitionOptions, share: float, *, keep_all: bool
 ) -> list[Indices]:
-    share = options.one_class_share
     if not 0 < share < 1:
         raise DataError(f"partition 'nid2' gives one-class clients a fraction in (0, 1) of their class, got {share:g}")
     present = rng.permutation(np.unique(labels))

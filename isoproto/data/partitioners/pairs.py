@@ -12,8 +12,10 @@ def pairs_partition(
     clients: int,
     rng: np.random.RandomState,
     options: PartitionOptions,
+    *,
+    full_clients: int | None = None,
 ) -> list[Indices]:
-    """Give the last ``options.full_clients`` clients all classes and every other one two (FedHPro's AG-NID).
+    """Give the last ``full_clients`` clients all classes and every other one two (FedHPro's AG-NID).
 
     The pairs of classes are gone through in an order that is drawn, and again from the start; a class is shared
     evenly by its holders, and one that nobody holds stays unused. AG-NID_K10 is 10 clients of which 5 have all
@@ -29,7 +31,7 @@ def pairs_partition(
         >>> [len(set(labels[part])) for part in parts]
         [2, 2, 2, 2, 2, 4, 4, 4, 4, 4]
     """
-    full = (clients + 1) // 2 if options.full_clients is None else options.full_clients
+    full = (clients + 1) // 2 if full_clients is None else full_clients
     if full > clients:
         raise DataError(f"partition 'pairs' cannot give all classes to {full} of {clients} clients; name fewer")
     present = np.unique(labels)
