@@ -17,6 +17,7 @@ from isoproto.config import RunConfig, Scalar
 from isoproto.data import ClientData
 from isoproto.engines.host import REAL_DEVICE, Host
 from isoproto.errors import ConfigError
+from isoproto.parts import Part, parts_of
 from models import ModelSpec, TextSpec, architecture_for
 
 # Settings of the run that a node's configuration overrides.
@@ -85,6 +86,11 @@ class Client:
     def num_classes(self) -> int:
         """Number of classes C of the federation."""
         return self.spec.num_classes
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the run's method."""
+        return parts_of(self.config)
 
     @functools.cached_property
     def test_digest(self) -> int:

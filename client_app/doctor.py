@@ -172,9 +172,9 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
     try:
         with _limited(memory_mb):
             model = build_model(client.architecture, client.spec, client.device, seed=0)
-            train(model, batch, settings, None, torch_generator(0, "doctor"))  # what is slow only once
+            train(model, batch, settings, (), torch_generator(0, "doctor"))  # what is slow only once
             started = time.perf_counter()
-            losses, _ = train(model, batch, settings, None, torch_generator(0, "doctor"))
+            losses, _ = train(model, batch, settings, (), torch_generator(0, "doctor"))
             seconds = time.perf_counter() - started
     except IsoprotoError as err:
         return None, Finding("training", "failed", str(err), "mend `model`, or choose one of `isoproto models`")

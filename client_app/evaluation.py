@@ -1,9 +1,9 @@
 """How good a client's model is on the client's test data."""
 
 from client_app.training import extract, predict
-from client_app.view import View
 from isoproto import wire
 from isoproto.data import ClientData, class_counts
+from isoproto.parts import View
 from models import FeatureModel
 
 

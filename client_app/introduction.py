@@ -1,7 +1,7 @@
 """What a client says of itself before round 1."""
 
 from client_app.client import Client
-from client_app.own_model import shared_weights, skeleton
+from client_app.own_model import part_modules, shared_weights, skeleton
 from isoproto import wire
 from isoproto.data import class_counts
 from isoproto.fingerprint import fingerprint, package_folder
@@ -9,7 +9,7 @@ from isoproto.fingerprint import fingerprint, package_folder
 
 def introduce(client: Client) -> wire.ClientInfo:
     """Return what the server has to know of a client before round 1."""
-    model, _ = skeleton(client.architecture, client.spec, client.device)
+    model = skeleton(client.architecture, client.spec, client.device)
     return wire.ClientInfo(
         client=client.name,
         model=client.architecture,
@@ -22,5 +22,5 @@ def introduce(client: Client) -> wire.ClientInfo:
         fingerprint=fingerprint(),
         folder=str(package_folder("client_app")),
         worker=client.host.worker,
-        shared=wire.tensor_spec(shared_weights(model, client.config.share)),
+        shared=wire.tensor_spec(shared_weights(client.parts, model, part_modules(client))),
     )

@@ -7,29 +7,19 @@ from typing import NamedTuple
 
 import torch
 from flwr.app import RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_app.batched import Member, Trained, pays, train_cohort
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
 from client_app.own_model import accuracy_note, open_model, shared_weights, state_to_save
-from client_app.training import (
-    Alignment,
-    Anchoring,
-    LocalSettings,
-    Statistics,
-    extract,
-    train,
-)
-from client_app.view import Own, View, needs_own, wants_gradients
+from client_app.training import LocalSettings, Statistics, extract, train
 from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.data import ClientData, class_counts
 from isoproto.errors import DivergenceError
 from isoproto.geometry.prototypes import Contribution
-from isoproto.losses import LOSSES
-from isoproto.matching.classifier_retrain import classifier_gradients
-from isoproto.matching.feature_gradients import linear_gradients
+from isoproto.parts import Arrays, LossTerm, Measured, OwnMeans, Part, View, reported_terms
 from isoproto.precision import wide
 from isoproto.seeding import torch_generator
 from models import FeatureModel
@@ -59,9 +49,6 @@ class Job(NamedTuple):
 Training = Generator[Job, Trained, Reply]
 """A client's round as a generator: it yields a ``Job`` when training should be batched with other clients."""
 
-ClassGradients = tuple[Tensor | None, tuple[Tensor, Tensor] | None]
-"""Mean gradients of each class by the features ``[C, d]``, and by the classifier's weight and bias."""
-
 
 class _Start(NamedTuple):
     """A client just before it trains.
@@ -70,13 +57,13 @@ class _Start(NamedTuple):
         model: Its model, with the server's weights in it.
         view: What the server sent, in the coordinates of this model's features.
         tested: The model's accuracy on the test data.
-        gradients: Class gradients, if the run measures them before training.
+        measured: What parts measure before training, by the names of their fields.
     """
 
     model: FeatureModel
     view: View
     tested: wire.Evaluation
-    gradients: ClassGradients
+    measured: Arrays
 
 
 def train_client(client: Client, broadcast: wire.Broadcast) -> Reply:
@@ -118,6 +105,7 @@ def trains_batched(client: Client) -> bool:
         and not client.spec.head.hidden
         and pays(client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device)
         and len(client.data.train_y) > 0
+        and not any(part.owns for part in client.parts)
     )
 
 
@@ -139,95 +127,121 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
     """
     started = time.perf_counter()
     start = _start(client, broadcast)
+    terms = [term for part in client.parts for term in part.terms(start.view)]
     if trains_batched(client):
         spent = time.perf_counter() - started
-        trained = yield _job(client, start.model, start.view)
+        trained = yield _job(client, start, terms)
         with torch.no_grad():
             for name, parameter in start.model.named_parameters():
                 parameter.copy_(trained.parameters[name])
         losses, running = trained.losses, trained.running
         started = time.perf_counter() - spent - trained.seconds  # without waiting for the other clients
     else:
-        losses, running = _train(client, start.model, start.view)
+        losses, running = _train(client, start, terms)
     _require_finite(client, start.model, losses)
-    return _finish(client, start, losses, running, started)
+    return _finish(client, broadcast, start, losses, running, started)
 
 
 def _start(client: Client, broadcast: wire.Broadcast) -> _Start:
     """Load the model, and evaluate and measure what is needed before training."""
-    config, data = client.config, client.data
-    model, tested, own = open_model(client, broadcast, before=broadcast.server_round)
-    early = _early_gradients(config)
-    unknown = own is None and needs_own(config)
-    features = extract(model, data.train_x) if early or unknown else None
+    data, parts = client.data, client.parts
+    loaded = open_model(client, broadcast, before=broadcast.server_round)
+    own = loaded.own
+    unknown = own is None and any(part.needs_means for part in parts)
+    early = _measuring(parts, "before")
+    features = extract(loaded.model, data.train_x) if early or unknown else None
     if unknown:
-        own = own_statistics(measure(model, data, features), data)
-    view = View(config, client.name, broadcast, own)
-    if tested is None:
-        tested = evaluate_model(model, data, view)
-    gradients: ClassGradients = (None, None)
-    if features is not None and early:
-        gradients = class_gradients(client, model, view, features)
-    return _Start(model, view, tested, gradients)
+        own = own_means(statistics_of(loaded.model, data, features), data)
+    view = _view(client, broadcast, own, loaded.modules)
+    tested = loaded.tested or evaluate_model(loaded.model, data, view)
+    measured = _measured(early, loaded.model, data, features, view)
+    return _Start(loaded.model, view, tested, measured)
 
 
 def _finish(
-    client: Client, start: _Start, losses: dict[str, float], running: Statistics | None, started: float
+    client: Client,
+    broadcast: wire.Broadcast,
+    start: _Start,
+    losses: Mapping[str, float],
+    running: Statistics | None,
+    started: float,
 ) -> Reply:
     """Evaluate and measure the trained model, and make the reply.
 
     Args:
         client: The client.
+        broadcast: What the server sent.
         start: The client just before it trained; its model is trained by now.
         losses: Mean loss terms of training.
         running: Class statistics that training gathered, if the run takes those.
         started: When the round began.
     """
-    config, data, model = client.config, client.data, start.model
-    late = wants_gradients(config) and not _early_gradients(config)
+    data, parts, model = client.data, client.parts, start.model
+    late = _measuring(parts, "after")
     features = extract(model, data.train_x) if running is None or late else None
-    statistics = running or measure(model, data, features)
-    own = own_statistics(statistics, data)
+    statistics = running or statistics_of(model, data, features)
+    own = own_means(statistics, data)
     # Features have moved, and so has their map into the server's frame.
     view = dataclasses.replace(start.view, own=own)
     tested = evaluate_model(model, data, view)
-    gradients, heads = start.gradients
-    if features is not None and late:
-        gradients, heads = class_gradients(client, model, view, features)
-    broadcast, contribution = view.broadcast, _contribution(statistics, client)
-    state = state_to_save(model, own if needs_own(config) else None)
+    arrays = {**start.measured, **_measured(late, model, data, features, view)}
+    rows = _class_means(statistics, client)
+    kept = own if any(part.needs_means for part in parts) else None
+    state = state_to_save(model, view.modules, kept)
     note = accuracy_note(tested, client.test_digest)
     save = client.store(broadcast.experiment).prepare(broadcast.server_round, state, note)
-    ids = contribution.class_ids
     reply = wire.TrainReply(
-        contribution=contribution,
+        contribution=rows,
         scatter=statistics.scatter() if statistics else 0.0,
-        losses=losses,
+        losses={name: losses.get(name, 0.0) for name in reported_terms(parts)},
         before=start.tested,
         after=tested,
         seconds=time.perf_counter() - started,
-        gradients=None if gradients is None else gradients[ids],
-        classifier=None if heads is None else (heads[0][ids], heads[1][ids]),
-        shared=shared_weights(model, config.share),
+        arrays={name: array[rows.class_ids] for name, array in arrays.items()},
+        shared=shared_weights(parts, model, view.modules),
     )
     return Reply(wire.write_train_reply(reply, broadcast, client.name), save)
 
 
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Reply:
     """Evaluate the client's own model as it stands after the round. Nothing is saved."""
-    model, _, own = open_model(client, broadcast, before=broadcast.server_round + 1)
-    if own is None and client.config.frame != "shared" and broadcast.prototypes is not None:
-        own = own_statistics(measure(model, client.data), client.data)  # else the prototypes could not be mapped
-    evaluation = evaluate_model(model, client.data, View(client.config, client.name, broadcast, own))
+    model, modules, _, own = open_model(client, broadcast, before=broadcast.server_round + 1)
+    if own is None and client.config.frame != "shared" and "prototypes" in broadcast.arrays:
+        own = own_means(statistics_of(model, client.data), client.data)  # else the prototypes could not be mapped
+    evaluation = evaluate_model(model, client.data, _view(client, broadcast, own, modules))
     return Reply(wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None)
 
 
-def _early_gradients(config: RunConfig) -> bool:
-    """Whether the run measures class gradients before training, and not after it."""
-    return wants_gradients(config) and config.hyper__grad_point == "before-training"
+def _view(client: Client, broadcast: wire.Broadcast, own: OwnMeans | None, modules: Mapping[str, nn.Module]) -> View:
+    return View(
+        client=client.name,
+        server_round=broadcast.server_round,
+        frame=client.config.frame,
+        arrays=broadcast.arrays,
+        own=own,
+        num_classes=client.num_classes,
+        feature_dim=client.spec.feature_dim,
+        device=client.device,
+        modules=modules,
+    )
 
 
-def measure(model: FeatureModel, data: ClientData, features: Tensor | None = None) -> Statistics | None:
+def _measuring(parts: Sequence[Part], when: str) -> list[Part]:
+    """Return the parts that measure ``before`` or ``after`` training."""
+    return [part for part in parts if part.measures == when]
+
+
+def _measured(
+    parts: Sequence[Part], model: FeatureModel, data: ClientData, features: Tensor | None, view: View
+) -> dict[str, Tensor]:
+    """Return what some parts measure of a model, by the names of their fields; nothing without training data."""
+    if not parts or features is None or not len(features):
+        return {}
+    trained = Measured(features, data.train_y, lambda: model.linear_head, model.head, view)
+    return {name: array for part in parts for name, array in part.measure(trained).items()}
+
+
+def statistics_of(model: FeatureModel, data: ClientData, features: Tensor | None = None) -> Statistics | None:
     """Return class statistics of the training features, by a pass in eval mode; ``None`` without training data."""
     if not len(data.train_y):
         return None
@@ -235,11 +249,11 @@ def measure(model: FeatureModel, data: ClientData, features: Tensor | None = Non
     return Statistics.of(features, data.train_y.to(features.device), len(data.classes))
 
 
-def own_statistics(statistics: Statistics | None, data: ClientData) -> Own | None:
+def own_means(statistics: Statistics | None, data: ClientData) -> OwnMeans | None:
     """Return class statistics in the form that the client keeps; ``None`` without training data."""
     if statistics is None:
         return None
-    return Own(statistics.sums.mean().cpu(), _counts(statistics, data), statistics.scatter())
+    return OwnMeans(statistics.sums.mean().cpu(), _counts(statistics, data), statistics.scatter())
 
 
 def _counts(statistics: Statistics, data: ClientData) -> Tensor:
@@ -251,64 +265,21 @@ def _counts(statistics: Statistics, data: ClientData) -> Tensor:
     return counts * statistics.sums.present.cpu()
 
 
-def class_gradients(client: Client, model: FeatureModel, view: View, features: Tensor) -> ClassGradients:
-    """Return mean gradients of each class, if the run asks for them: by features ``[C, d]``, and by the classifier.
-
-    The first are in the server's frame; they are ``None`` also for a client that has no map into that frame yet, and
-    before the server has a head.
-    """
-    config = client.config
-    if not wants_gradients(config) or not len(features):
-        return None, None
-    labels = client.data.train_y
-    if config.hyper__grad_samples:
-        generator = torch_generator(config.seed, "gradients", view.broadcast.server_round, client.name)
-        index = _some_of_each(labels, max(config.hyper__grad_samples, config.min_class_samples), generator)
-        features, labels = features[index.to(features.device)], labels[index]
-    labels = labels.to(features.device)
-    classifier = None
-    if config.hyper__retrain != "none":
-        of_weight, of_bias = classifier_gradients(features, labels, *model.linear_head)
-        classifier = of_weight.cpu(), of_bias.cpu()
-    head = model.linear_head if config.hyper__head == "shared" else view.head()
-    there = view.map
-    if not config.learns or head is None or (config.frame != "shared" and there is None):
-        return None, classifier
-    if there is not None:
-        features = there.forward(features)
-    return linear_gradients(features, labels, *(t.to(features.device) for t in head)).mean().cpu(), classifier
-
-
-def _some_of_each(labels: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Return the indices of at most so many samples of each class, drawn at random."""
-    order = torch.randperm(len(labels), generator=generator)
-    sorted_labels, position = labels[order].sort(stable=True)
-    start = torch.searchsorted(sorted_labels, sorted_labels)
-    return order[position[torch.arange(len(labels)) - start < most]]
-
-
-def _train(client: Client, model: FeatureModel, view: View) -> tuple[dict[str, float], Statistics | None]:
+def _train(client: Client, start: _Start, terms: Sequence[LossTerm]) -> tuple[dict[str, float], Statistics | None]:
     if not len(client.data.train_y):
         return {}, None
-    return train(
-        model,
-        client.data,
-        local_settings(client.config),
-        _alignment(view, client),
-        _batch_order(view),
-        _anchoring(view, client),
-    )
+    settings = local_settings(client.config)
+    return train(start.model, client.data, settings, terms, _batch_order(client, start.view))
 
 
-def _job(client: Client, model: FeatureModel, view: View) -> Job:
+def _job(client: Client, start: _Start, terms: Sequence[LossTerm]) -> Job:
     member = Member(
-        parameters={name: parameter.detach().clone() for name, parameter in model.named_parameters()},
+        parameters={name: parameter.detach().clone() for name, parameter in start.model.named_parameters()},
         data=client.data,
-        alignment=_alignment(view, client),
-        generator=_batch_order(view),
-        anchoring=_anchoring(view, client),
+        generator=_batch_order(client, start.view),
+        terms=tuple(terms),
     )
-    return Job(model, member, local_settings(client.config))
+    return Job(start.model, member, local_settings(client.config))
 
 
 def local_settings(config: RunConfig) -> LocalSettings:
@@ -316,8 +287,8 @@ def local_settings(config: RunConfig) -> LocalSettings:
     return LocalSettings(**{f.name: getattr(config, f.name) for f in dataclasses.fields(LocalSettings)})
 
 
-def _batch_order(view: View) -> torch.Generator:
-    return torch_generator(view.config.seed, "batches", view.broadcast.server_round, view.client)
+def _batch_order(client: Client, view: View) -> torch.Generator:
+    return torch_generator(client.config.seed, "batches", view.server_round, client.name)
 
 
 def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
@@ -340,44 +311,7 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
         )
 
 
-def _alignment(view: View, client: Client) -> Alignment | None:
-    config, device = view.config, client.device
-    if not config.structural:
-        return None
-    loss, relations = LOSSES[config.structural], view.relations(client.num_classes)
-    if relations is not None and loss.relations is not None:
-        present = relations.any(dim=1)
-        target = loss.relations(relations, present)
-    elif (seen := view.targets()) is not None:
-        prototypes, present = seen
-        target = loss.target(prototypes, present)
-    else:
-        return None
-    return Alignment(
-        loss=loss,
-        target=target.to(device),
-        present=present.to(device),
-        lambda_=float(config.lambda_),
-        gamma=float(config.gamma),
-        missing="self" if config.missing == "self" else "mask",
-    )
-
-
-def _anchoring(view: View, client: Client) -> Anchoring | None:
-    config = view.config
-    anchors = view.anchors(client.num_classes, client.spec.feature_dim)
-    if anchors is None:
-        return None
-    return Anchoring(
-        anchors=dataclasses.replace(
-            anchors, rows=anchors.rows.to(client.device), table=anchors.table.to(client.device)
-        ),
-        pcl=float(config.hyper__pcl) if "hpcl" in config.anchored else 0.0,
-        pal=float(config.hyper__pal) if "hpal" in config.anchored else 0.0,
-    )
-
-
-def _contribution(statistics: Statistics | None, client: Client) -> Contribution:
+def _class_means(statistics: Statistics | None, client: Client) -> Contribution:
     """Class means of the classes with enough samples."""
     samples = len(client.data.train_y)
     if statistics is None:

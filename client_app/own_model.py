@@ -65,9 +65,7 @@ def part_modules(client: Client) -> dict[str, nn.Module]:
     return {part.owns: skeleton(architecture, spec, client.device, part.owns) for part in client.parts if part.owns}
 
 
-def shared_weights(
-    parts: Sequence[Part], model: nn.Module, modules: Mapping[str, nn.Module]
-) -> dict[str, Tensor]:
+def shared_weights(parts: Sequence[Part], model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Return the weights that a run shares, by name: the tensors themselves, not copies."""
     return {name: tensor for part in parts for name, tensor in part.shared(model, modules).items()}
 
@@ -114,7 +112,9 @@ def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> Loaded
     """
     loaded = load_model(client, broadcast.experiment, before)
     install(loaded, broadcast.shared, client)
-    changed = {name.partition(".")[0] for name in broadcast.shared} & {name for name, _ in loaded.model.named_children()}
+    changed = {name.partition(".")[0] for name in broadcast.shared} & {
+        name for name, _ in loaded.model.named_children()
+    }
     if changed:
         loaded = loaded._replace(tested=None, own=loaded.own if changed == {"head"} else None)
     return loaded
@@ -148,9 +148,7 @@ def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
     return LoadedModel(model, modules, tested, own)
 
 
-def state_to_save(
-    model: nn.Module, modules: Mapping[str, nn.Module], own: OwnMeans | None
-) -> dict[str, Tensor]:
+def state_to_save(model: nn.Module, modules: Mapping[str, nn.Module], own: OwnMeans | None) -> dict[str, Tensor]:
     """Return the tensors to save: those of the client's modules, and the model's class means if there are any."""
     state = _saved_tensors(model, modules)
     if own is not None:

@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from client_app.view import wants_gradients
 from isoproto.config import RunConfig
 from isoproto.data.folders import data_folder, lies_in
 from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
-
-_SHARED_PARTS = {"head": frozenset({"head"}), "base": frozenset({"base"}), "model": frozenset({"head", "base"})}
+from isoproto.parts import parts_of
 
 
 def asked_of_owner(config: RunConfig) -> frozenset[str]:
@@ -22,8 +20,7 @@ def asked_of_owner(config: RunConfig) -> frozenset[str]:
         >>> sorted(asked_of_owner(RunConfig(strategy="fedavg", share="model")))
         ['base', 'head']
     """
-    weights = _SHARED_PARTS.get(config.share, frozenset())
-    return weights | {"gradients"} if wants_gradients(config) else weights
+    return frozenset().union(*(part.asks for part in parts_of(config)))
 
 
 def check_may_send(config: RunConfig, node: Mapping[str, Any], client: str) -> None:

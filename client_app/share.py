@@ -21,7 +21,7 @@ from isoproto.data import (
     with_classes,
 )
 from isoproto.errors import ConfigError
-from models import Head, ModelSpec, TextSpec, head_for
+from models import HeadShape, ModelSpec, TextSpec, head_for
 
 
 class Share(NamedTuple):
@@ -130,7 +130,7 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig, head: Head) -> ModelSpec | TextSpec:
+def _spec(dataset: Dataset, config: RunConfig, head: HeadShape) -> ModelSpec | TextSpec:
     """Return what a model for a data set must fit.
 
     Raises:

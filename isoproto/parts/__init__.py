@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
-from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Part, PartState, Sent, Trained
+from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
 from isoproto.parts.hyper import HyperPrototypes
 from isoproto.parts.mean import Means
 from isoproto.parts.relations import CommonFrame
@@ -32,12 +32,12 @@ __all__ = [
     "Field",
     "LastAccuracy",
     "LossTerm",
+    "Measured",
     "OwnMeans",
     "Part",
     "PartState",
     "Sent",
     "ServerState",
-    "Trained",
     "View",
     "parts_of",
     "reported_terms",

@@ -147,7 +147,7 @@ class LossTerm:
         raise NotImplementedError
 
 
-class Trained(NamedTuple):
+class Measured(NamedTuple):
     """What a part may measure of a client's model.
 
     Attributes:
@@ -156,7 +156,6 @@ class Trained(NamedTuple):
         head: The model's linear head, ``(weight [C, d], bias [C])``; raises if the head is another.
         logits: Logits of some features.
         view: What the client sees of the server's frame.
-        client: The client's name.
     """
 
     features: Tensor
@@ -164,7 +163,6 @@ class Trained(NamedTuple):
     head: Callable[[], tuple[Tensor, Tensor]]
     logits: Callable[[Tensor], Tensor]
     view: View
-    client: str
 
 
 class Part:
@@ -247,7 +245,7 @@ class Part:
         """Return what the client adds to its loss in this round."""
         return ()
 
-    def measure(self, trained: Trained) -> Arrays:
+    def measure(self, measured: Measured) -> Arrays:
         """Return what the client sends, by the names in ``up``: one row for each of the C classes."""
         return {}
 

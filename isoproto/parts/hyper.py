@@ -17,7 +17,7 @@ from isoproto.matching.feature_gradients import linear_gradients
 from isoproto.matching.hyperproto import anchor_cosines, match_gradients, movement, summaries
 from isoproto.matching.starts import Start
 from isoproto.parts.anchors import learns, start_of, used
-from isoproto.parts.base import Arrays, Field, LimitOf, Part, PartState, Sent, Trained
+from isoproto.parts.base import Arrays, Field, LimitOf, Measured, Part, PartState, Sent
 from isoproto.parts.gradients import Head, Samples
 from isoproto.parts.relations import Distances
 from isoproto.parts.state import ServerState
@@ -185,13 +185,13 @@ class HyperPrototypes(Part):
 
     # The client's half
 
-    def measure(self, trained: Trained) -> Arrays:
+    def measure(self, measured: Measured) -> Arrays:
         """Take the mean feature gradient of each class in the server's frame, once there is a head and a map."""
-        view = trained.view
-        head = self.head.seen(view, trained.head)
+        view = measured.view
+        head = self.head.seen(view, measured.head)
         if not self.learns or head is None or (self.frame != "shared" and view.map is None):
             return {}
-        features, labels = self.samples.chosen(trained.features, trained.labels, view)
+        features, labels = self.samples.chosen(measured.features, measured.labels, view)
         if view.map is not None:
             features = view.map.forward(features)
         weight, bias = (t.to(features.device) for t in head)

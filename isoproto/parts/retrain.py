@@ -13,7 +13,7 @@ from torch import Tensor
 from isoproto.geometry.prototypes import average_prototypes
 from isoproto.matching.classifier_retrain import classifier_gradients, fit_meta_features, train_classifier
 from isoproto.matching.hyperproto import initial_vectors
-from isoproto.parts.base import Arrays, Field, Part, PartState, Sent, Trained
+from isoproto.parts.base import Arrays, Field, Measured, Part, PartState, Sent
 from isoproto.parts.gradients import Head, Samples
 from isoproto.parts.state import ServerState
 from isoproto.seeding import torch_generator
@@ -71,10 +71,10 @@ class Retrain(Part):
         """When gradients are taken."""
         return "before" if self.head.early else "after"
 
-    def measure(self, trained: Trained) -> Arrays:
+    def measure(self, measured: Measured) -> Arrays:
         """Take the mean gradient of each class with respect to the client's classifier."""
-        features, labels = self.samples.chosen(trained.features, trained.labels, trained.view)
-        of_weight, of_bias = classifier_gradients(features, labels, *trained.head())
+        features, labels = self.samples.chosen(measured.features, measured.labels, measured.view)
+        of_weight, of_bias = classifier_gradients(features, labels, *measured.head())
         return {"grad-weight": of_weight.cpu(), "grad-bias": of_bias.cpu()}
 
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:

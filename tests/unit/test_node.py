@@ -446,7 +446,7 @@ import client_app.app, client_app.doctor, isoproto.cli.main, isoproto.deploy.nod
 from client_app.client import Client
 from client_app.own_model import skeleton
 client = Client.of({"models": "cnn"}, {"data": "digits4", "name": "n", "model": "resnet"}, 0)
-assert skeleton(client.architecture, client.spec, client.device)[0].width == 128
+assert skeleton(client.architecture, client.spec, client.device).width == 128
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
