@@ -18,6 +18,7 @@ from isoproto.geometry.frames import (
     similarity_map,
 )
 from isoproto.geometry.prototypes import Contribution
+from isoproto.losses import LOSSES
 from isoproto.losses.anchors import Anchors, client_margin
 from isoproto.matching.feature_gradients import prototype_head
 from isoproto.matching.hyperproto import summaries
@@ -101,7 +102,7 @@ class View:
     def relations(self, classes: int) -> Tensor | None:
         """Return relations between classes to align to, ``[C, C]``, or ``None`` to take those of the prototypes."""
         config, own = self.config, self.own
-        beta, rcsa = float(config.relation__shrink), config.structural == "rcsa"
+        beta, dissimilarities = float(config.relation__shrink), LOSSES[config.structural].kind == "dissimilarities"
         if config.anchors == "global":
             return self.broadcast.relations
         if config.anchors == "private":  # the simplex, which needs no data: all classes are equally far apart
@@ -111,12 +112,12 @@ class View:
         else:
             held = torch.nonzero(own.present).flatten()
             alone = [Contribution(held, own.means[held], own.counts[held], int(own.counts.sum()))]
-            if rcsa:
+            if dissimilarities:
                 found = average_dissimilarities(alone, classes)
             else:
                 found = average_relations(alone, [own.scatter], classes, debias=config.relation__debias)
             present, distances = found.present, found.distances
-        if rcsa:
+        if dissimilarities:
             return shrink_dissimilarities(distances, beta, present).float()
         return shrink(centre(distances, present), beta, present).float()
 

@@ -101,17 +101,17 @@ def relation_target(state: ServerState, config: RunConfig) -> Tensor:
     beta, present = float(config.relation__shrink), state.present
     if not present.any():  # before round 1: the simplex, which needs no data
         beta, present = 1.0, torch.ones_like(present)
-    gcsa = config.structural == "gcsa"
-    name = "distances" if gcsa else "directions-distances"
+    gram = LOSSES[config.structural].kind == "gram"
+    name = "distances" if gram else "directions-distances"
     if name in state.memory:
         distances = state.memory[name]
     else:
         p = state.prototypes.double()
-        rows = p if gcsa else functional.normalize(p, dim=1)
+        rows = p if gram else functional.normalize(p, dim=1)
         # Before there are prototypes, classes are as far apart as orthogonal directions.
         distances = _squared_distances(rows) if state.present.any() else 2.0 - 2.0 * torch.eye(len(p))
     return (
-        shrink(centre(distances, present), beta, present) if gcsa else shrink_dissimilarities(distances, beta, present)
+        shrink(centre(distances, present), beta, present) if gram else shrink_dissimilarities(distances, beta, present)
     )
 
 
@@ -163,7 +163,8 @@ def relate(state: ServerState, config: RunConfig, sent: Sequence[Sent]) -> Serve
         minimum=config.min_contributors,
     )
     memory |= {"distances": relations.distances, "seen": relations.seen}
-    if config.structural == "rcsa":
+    loss = LOSSES.get(config.structural)
+    if loss is not None and loss.kind == "dissimilarities":
         prefix = "directions-"
         directions = average_dissimilarities(
             contributions, classes, previous=_remembered(state, config, prefix), minimum=config.min_contributors

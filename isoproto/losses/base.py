@@ -18,11 +18,12 @@ FLOOR = 1e-24  # squared length up to which a row has no direction: the gradient
 CHUNK = 2**15  # entries of the [S, B, B] matrices prepared at once: hides the overhead of an operation, fits a cache
 
 Missing = Literal["mask", "self"]
+Kind = Literal["coordinates", "gram", "dissimilarities"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlignmentLoss:
-    """A loss that aligns features with global prototypes, as plain functions.
+    r"""A loss that aligns features with global prototypes, as plain functions.
 
     ``prepare`` and ``compare`` are two halves of one loss. ``prepare(rows [S, n], means [S, n, n],
     weights [S, 2, n], target)`` does what depends on labels and target only, for S batches at once, and returns
@@ -33,6 +34,11 @@ class AlignmentLoss:
     waited for. ``compare`` can be differentiated in ``x``, once.
 
     Attributes:
+        kind: What the loss compares. ``coordinates``: each feature with the prototype of its class, column by column.
+            ``gram``: inner products between classes, centred over the classes. ``dissimilarities``: squared distances
+            between the directions of classes. Server and client choose by it which relations they make for the loss.
+        weights: The factors :math:`\lambda` of :math:`L_{proto}` and :math:`\gamma` of :math:`L_{inst}` that a run
+            uses unless its settings give others.
         pair: ``(a [n, d1], b [n, d2]) -> []``, the loss of two matrices row by row, differentiable in both. Only
             relational losses take different widths.
         target: ``(prototypes [C, d], present [C] bool) -> Tensor``, what a client computes once a round. Absent
@@ -41,13 +47,26 @@ class AlignmentLoss:
         compare: See above.
         relations: ``(matrix [C, C], present [C] bool) -> Tensor``, a target from relations between classes where
             there are no prototypes; ``None`` for a loss that compares coordinates.
+
+    Raises:
+        ValueError: If ``relations`` is missing for a kind that needs it, or given for ``coordinates``.
     """
 
+    kind: Kind
+    weights: tuple[float, float]
     pair: Callable[[Tensor, Tensor], Tensor]
     target: Callable[[Tensor, Tensor], Tensor]
     prepare: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
     compare: Callable[..., Tensor]
     relations: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that does not fit ``relations``."""
+        if (self.kind == "coordinates") != (self.relations is None):
+            raise ValueError(
+                f"AlignmentLoss: kind = {self.kind!r} {'takes no' if self.relations else 'needs'} `relations`; a loss "
+                "of kind 'gram' or 'dissimilarities' has this function, and a loss of 'coordinates' has none"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,4 +62,11 @@ def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
     return (weights * (1 - (a * b).sum(2))).sum(1) / weights.sum(1).clamp(min=1e-20)
 
 
-COSINE = AlignmentLoss(pair, target, prepare, compare)
+COSINE = AlignmentLoss(
+    kind="coordinates",
+    weights=(0.1, 0.1),
+    pair=pair,
+    target=target,
+    prepare=prepare,
+    compare=compare,
+)

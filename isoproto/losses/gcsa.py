@@ -136,4 +136,12 @@ def compare(
     return attach_gradient(value, x, gram_backward, slope, -2 * scale, centred)
 
 
-GCSA = AlignmentLoss(pair, target, prepare, compare, relations)
+GCSA = AlignmentLoss(
+    kind="gram",
+    weights=(0.3, 1.0),
+    pair=pair,
+    target=target,
+    prepare=prepare,
+    compare=compare,
+    relations=relations,
+)

@@ -52,4 +52,11 @@ def compare(x: Tensor, means: Tensor, share: Tensor, wanted: Tensor) -> Tensor:
     return (both.square().mean(2) * share).sum(1)
 
 
-MSE = AlignmentLoss(pair, target, prepare, compare)
+MSE = AlignmentLoss(
+    kind="coordinates",
+    weights=(0.01, 0.01),
+    pair=pair,
+    target=target,
+    prepare=prepare,
+    compare=compare,
+)

@@ -119,4 +119,12 @@ def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor
     return attach_gradient(value, x, gram_backward, slope, 2 * scale, x.detach())
 
 
-RCSA = AlignmentLoss(pair, target, prepare, compare, relations)
+RCSA = AlignmentLoss(
+    kind="dissimilarities",
+    weights=(0.3, 1.0),
+    pair=pair,
+    target=target,
+    prepare=prepare,
+    compare=compare,
+    relations=relations,
+)

@@ -3,6 +3,7 @@
 The numbers were computed in float64 by matrix form and by loops, and are printed to six digits.
 """
 
+import dataclasses
 import math
 
 import pytest
@@ -257,6 +258,13 @@ def test_relations_from_elsewhere_serve_as_target(name):
 
 def test_only_relational_losses_have_relations():
     assert [name for name, loss in LOSSES.items() if loss.relations] == STRUCTURAL
+    assert [name for name, loss in LOSSES.items() if loss.kind != "coordinates"] == STRUCTURAL
+
+
+@pytest.mark.parametrize(("name", "kind", "text"), [("mse", "gram", "needs"), ("rcsa", "coordinates", "takes no")])
+def test_a_kind_that_does_not_fit_the_relations_is_refused(name, kind, text):
+    with pytest.raises(ValueError, match=rf"kind = '{kind}' {text} `relations`"):
+        dataclasses.replace(LOSSES[name], kind=kind)
 
 
 @pytest.mark.parametrize("name", LOSSES)

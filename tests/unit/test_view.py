@@ -10,6 +10,8 @@ from client_app.view import Own, View
 from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError
+from isoproto.geometry.prototypes import Contribution
+from isoproto.losses import LOSSES
 from strategies import STRATEGIES, hyper
 from strategies.state import ServerState
 
@@ -87,3 +89,24 @@ def test_private_relations_are_the_simplex(alignment, distance):
 def test_private_vectors_are_no_prototypes_to_align_to(alignment):
     with pytest.raises(ConfigError, match=r"`anchors = private` leaves no prototypes for .* set anchors = 'own'"):
         resolved(strategy="fedsaf", alignment=alignment, anchors="private")
+
+
+@pytest.mark.parametrize("known", ["gcsa", "rcsa"])
+def test_a_loss_gets_the_relations_of_its_kind_whatever_its_name(monkeypatch, known):
+    monkeypatch.setitem(LOSSES, "third", LOSSES[known])
+    monkeypatch.setattr(hyper, "RELATIONAL", hyper.RELATIONAL | {"third"})
+
+    def made(alignment):
+        settings = {"strategy": "fedsaf", "alignment": alignment, "frame": "procrustes", "relation.shrink": 0.5}
+        server, client = resolved(**settings), resolved(**settings, anchors="own")
+        return [view_of(server).broadcast.relations, view_of(client).relations(C), *averaged(server).values()]
+
+    for got, wanted in zip(made("third"), made(known), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+def averaged(config):
+    """The relations that the server keeps after a round with one client."""
+    state = ServerState(prototypes=rows(0), present=torch.ones(C, dtype=torch.bool), age=torch.zeros(C))
+    reply = hyper.Sent(Contribution(torch.arange(C), rows(1), torch.full((C,), 5), 5 * C), 0.1, None)
+    return hyper.relate(state, config, [reply]).memory
