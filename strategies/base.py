@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -31,6 +30,7 @@ from isoproto.runs.metrics import accuracy_summary, client_order
 from isoproto.runs.run_folder import RunFolder
 from isoproto.sampling import cohort, cohort_size, late_clients
 from strategies import hyper
+from strategies.replies import content, one_line, parts, success
 from strategies.state import LastAccuracy, ServerState
 
 _log = logging.getLogger("isoproto")
@@ -44,7 +44,6 @@ _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
 _NAMES = 9  # of refused nodes in one line
 _ASK_AGAIN_S = 60.0  # after this a refused node is asked anew, and then after ever longer ones
 _now = time.monotonic
-_EXCEPTION = re.compile(r"^<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>$")  # how a SuperNode words one
 _UNASKED = "ignored a reply of node %d that nobody waits for"
 # What `auto` stands for where the method does not say: the flagship's choice (docs/adr/0006-flagship.md), and for
 # lambda and gamma what was found under the product's optimiser (docs/adr/0003-weights.md).
@@ -239,8 +238,8 @@ class PrototypeStrategy(Strategy):
         if not waiting:
             return present
         query = wire.Query(experiment=self.folder.experiment, fingerprint=fingerprint(), settings=self.config.changes())
-        content = wire.write_query(query)
-        messages = [Message(content, node, MessageType.QUERY) for node in sorted(waiting)]
+        question = wire.write_query(query)
+        messages = [Message(question, node, MessageType.QUERY) for node in sorted(waiting)]
         replies = grid.send_and_receive(messages, timeout=timeout)
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
@@ -251,9 +250,9 @@ class PrototypeStrategy(Strategy):
             _, pause = self._again.get(node, (0.0, _ASK_AGAIN_S))
             self._again[node] = (_now() + pause, 2 * pause)
             try:
-                infos, failed = wire.read_client_infos(_content(reply), self.config.clients)
+                infos, failed = wire.read_client_infos(content(reply), self.config.clients)
                 for client, reason in failed.items():
-                    self._refuse(node, f"the client failed: {_one_line(reason)}", client)
+                    self._refuse(node, f"the client failed: {one_line(reason)}", client)
                 for info in infos:
                     self._admit(node, info, present)
             except WireError as err:
@@ -546,7 +545,7 @@ class PrototypeStrategy(Strategy):
     def _messages(self, kind: str, nodes: Mapping[str, int]) -> list[Message]:
         """Write one message for each client in ``nodes`` and remember what its reply is held against."""
         known = self.config.prototypes != "none" and bool(self.state.present.any())
-        content = wire.write_broadcast(
+        written = wire.write_broadcast(
             wire.Broadcast(
                 experiment=self.folder.experiment,
                 server_round=self._round,
@@ -558,7 +557,7 @@ class PrototypeStrategy(Strategy):
             )
         )
         limit = self._gradient_limit()
-        self._bytes_down = wire.serialised_bytes(content)
+        self._bytes_down = wire.serialised_bytes(written)
         groups = [[client] for client in nodes]
         hosts = list(nodes.values())
         if self.simulated:
@@ -589,7 +588,7 @@ class PrototypeStrategy(Strategy):
         }
         return [
             Message(
-                wire.address(content, group) if self.simulated else content,
+                wire.address(written, group) if self.simulated else written,
                 node,
                 kind,
                 ttl=self.config.round_timeout,
@@ -637,14 +636,14 @@ class PrototypeStrategy(Strategy):
                 continue
             answered += not message.has_error()
             try:
-                contents = _parts(message, asked) if self.simulated else [_content(message)]
+                contents = parts(message, [e.client for e in asked]) if self.simulated else [content(message)]
             except WireError as err:
                 failures |= {expected.client: str(err) for expected in asked}
                 continue
-            for expected, content in zip(asked, contents, strict=True):
+            for expected, found in zip(asked, contents, strict=True):
                 try:
-                    _require_success(content)
-                    good[expected.client] = (expected.client, read(content, expected), wire.serialised_bytes(content))
+                    reply = read(success(found), expected)
+                    good[expected.client] = (expected.client, reply, wire.serialised_bytes(found))
                 except WireError as err:
                     failures[expected.client] = str(err)
                     if isinstance(err, MoreSamples) and not self.simulated:
@@ -758,30 +757,6 @@ def _shapes(info: wire.ClientInfo) -> tuple[object, ...]:
 def _told(reasons: "collections.Counter[str]") -> str:
     """Return the most frequent reasons with how often they came."""
     return "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3) if count)
-
-
-def _content(message: Message) -> RecordDict:
-    """Return a reply's content; an error reply is a WireError with the client's own words."""
-    if message.has_error():
-        if message.error.code == ErrorCode.NODE_UNAVAILABLE:
-            raise WireError("its node went away: the SuperLink does not hear from it any more")
-        reason = _EXCEPTION.sub(r"\1: \2", _one_line(message.error.reason))
-        raise WireError(f"the client failed: {reason} (code {message.error.code})")
-    return message.content
-
-
-def _parts(message: Message, asked: Sequence[wire.Expected]) -> list[RecordDict]:
-    """Return the content of each client that one message asked."""
-    return list(wire.split(_content(message), [expected.client for expected in asked]).values())
-
-
-def _require_success(content: RecordDict) -> None:
-    if reason := wire.read_failure(content):
-        raise WireError(f"the client failed: {_one_line(reason)}")
-
-
-def _one_line(reason: object) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in str(reason)).split())[:1000]
 
 
 def _ratio(evaluation: wire.Evaluation) -> float | None:

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from isoproto.engines.in_process import task_identity
 from isoproto.errors import ConfigError, FederationError, StateError, WireError
-from strategies.base import _content
+from strategies.replies import content
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -420,7 +420,7 @@ def test_the_words_of_a_client_come_without_flowers_wrapping(told, words):
     with task_identity():
         reply = Message(Error(code=2, reason=told), reply_to=Message(RecordDict(), 1, "query"))
     with pytest.raises(WireError, match=rf"^the client failed: {re.escape(words)} \(code 2\)$"):
-        _content(reply)
+        content(reply)
 
 
 def test_a_foreign_client_app_is_refused(federation):
