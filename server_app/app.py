@@ -1,14 +1,11 @@
 """The ServerApp: settings -> strategy -> report."""
 
 import contextlib
-import importlib.metadata
 import io
 import json
 import logging
-import platform
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +15,20 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from isoproto import paths
-from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig, Scalar
-from isoproto.data import DATASETS, PARTITIONERS, class_names, load_dataset, partition_table
+from isoproto.config import RunConfig, Scalar
+from isoproto.data import load_dataset, partition_table
 from isoproto.engines.prompt_grid import PromptGrid
 from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
-from isoproto.losses import LOSSES
 from isoproto.registry import lookup
 from isoproto.report import read_run, summary_table, write_report
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.metrics import summarise
 from isoproto.runs.run_folder import FLOWER_RUN, RunFolder, show_log
-from models import HEADS, architecture_for
 from server_app.scale import at_scale
+from server_app.versions import git_commit, versions
 from strategies import STRATEGIES, PrototypeStrategy
+from strategies.names import unknown_names
 from strategies.state import ServerState
 
 _log = logging.getLogger("isoproto")
@@ -89,39 +86,6 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar], *, flower_run: 
         with _reported(folder, config, strategy):
             _run(strategy, PromptGrid(grid), resumed=state is not None)
     return folder.path
-
-
-def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the names in the settings: those that no table has."""
-    checks: dict[str, Callable[[str], object]] = {
-        "strategy": lambda name: lookup(STRATEGIES, "strategy", name),
-        "alignment": _check_alignment,
-        "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
-        "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
-        "classes": class_names,
-        "models": lambda names: architecture_for(names, 0),
-        "heads": lambda name: lookup(HEADS, "heads", name),
-    }
-    for key in [key for key in checks if key in settings]:
-        try:
-            checks[key](settings[key])
-        except ConfigError as err:
-            yield str(err)
-
-
-def _check_alignment(text: str) -> None:
-    terms = [term.strip() for term in text.split("+")]
-    choices = dict.fromkeys((AUTO, "none", *LOSSES, *ANCHOR_TERMS))
-    for term in terms:
-        lookup(choices, "alignment", term)
-    if len(terms) > 1 and (alone := {AUTO, "none"}.intersection(terms)):
-        raise ConfigError(f"`{min(alone)}` stands alone in `alignment`, got {text!r}; name the terms to be joined by +")
-    structural = [term for term in terms if term not in ANCHOR_TERMS]
-    if len(structural) > 1 or len(set(terms)) < len(terms):
-        raise ConfigError(
-            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {' and '.join(ANCHOR_TERMS)}; "
-            f"got {text!r}"
-        )
 
 
 def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> None:
@@ -269,28 +233,3 @@ def _ignored(asked: RunConfig, config: RunConfig) -> Iterator[str]:
     for key, value in asked.changes().items() if asked.resume else ():
         if key not in ("resume", "output-dir") and value != own[key]:
             yield f"`{key}` = {value!r} is ignored: a resumed run keeps its own settings, here {own[key]!r}"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that figures depend on."""
-    found = {name: importlib.metadata.version(name) for name in ("flwr", "torch", "numpy")}
-    return {"python": platform.python_version(), **found}
-
-
-def git_commit() -> str:
-    """Return the commit of the working tree that this code lies in, ``-dirty`` if changed; empty elsewhere."""
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
