@@ -1,7 +1,9 @@
-"""Open a reply: its content, or the words of the client that failed."""
+"""Open a reply: return its content, or raise with the words of the client that failed."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -10,6 +12,27 @@ from isoproto import wire
 from isoproto.errors import WireError
 
 _EXCEPTION = re.compile(r"^<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>$")  # how a SuperNode words an exception
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True)
+class GoodReply(Generic[Reply]):
+    """A reply that passed every check.
+
+    Attributes:
+        info: The client's answer to the query.
+        reply: What it sent.
+        bytes_up: Size of its content as protobuf writes it.
+    """
+
+    info: wire.ClientInfo
+    reply: Reply
+    bytes_up: int
+
+
+Trained = GoodReply[wire.TrainReply]
+Evaluated = GoodReply[wire.Evaluation]
 
 
 def content(message: Message) -> RecordDict:

@@ -3,7 +3,7 @@
 import pytest
 
 import client_app.app
-from strategies import PrototypeStrategy
+from strategies.exchange import Exchange
 
 SETTINGS = {"models": "mlp,tiny_cnn", "batch-size": 10}
 
@@ -20,8 +20,8 @@ def sizes(monkeypatch):
 @pytest.fixture
 def _one_worker(monkeypatch):
     monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 7)
-    cost = PrototypeStrategy._cost
-    monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
+    cost = Exchange._cost
+    monkeypatch.setattr(Exchange, "_cost", lambda self, client: cost(self, client) and 0.01)
 
 
 def test_messages_of_many_clients_change_nothing(federation, sizes, request):

@@ -7,6 +7,7 @@ import client_app.app
 from client_app.store import ClientStore
 from isoproto.errors import FederationError, StateError
 from strategies import PrototypeStrategy
+from strategies.exchange import Exchange
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -15,8 +16,8 @@ from tests.fakes import When, altered
 def _one_worker(monkeypatch):
     """All nodes answer from one worker, as in a simulation on one core, and no client takes long."""
     monkeypatch.setattr(client_app.app, "_simulation_worker", lambda: 7)
-    cost = PrototypeStrategy._cost
-    monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
+    cost = Exchange._cost
+    monkeypatch.setattr(Exchange, "_cost", lambda self, client: cost(self, client) and 0.01)
 
 
 def trained(grid, server_round):
