@@ -7,7 +7,8 @@ from typing import Any
 
 from isoproto.config import AUTO, RunConfig
 from isoproto.errors import ConfigError
-from strategies import hyper
+from isoproto.losses import LOSSES
+from isoproto.registry import lookup
 
 # The value of `auto` where the method has no default: the flagship's choice (docs/adr/0006-flagship.md).
 _DEFAULTS = {
@@ -21,14 +22,6 @@ _DEFAULTS = {
     "hyper__form": "normalised",
     "hyper__pcl": 0.2,
     "hyper__pal": 0.2,
-}
-# Weights of the structural losses under the product's optimiser (docs/adr/0003-weights.md).
-_WEIGHTS = {
-    "none": (0.0, 0.0),
-    "mse": (0.01, 0.01),
-    "cosine": (0.1, 0.1),
-    "gcsa": (0.3, 1.0),
-    "rcsa": (0.3, 1.0),
 }
 # Settings of the structural loss. A method's defaults of them are for the method's loss alone.
 _OF_LOSS = ("lambda_", "gamma", "missing")
@@ -64,6 +57,10 @@ def _uses_averaged_head(config: RunConfig) -> bool:
     return config.prototypes == "hyper" and config.hyper__head == "shared"
 
 
+def _aligns_coordinates(config: RunConfig) -> bool:
+    return bool(config.structural) and LOSSES[config.structural].kind == "coordinates"
+
+
 # The first one that applies is reported.
 CONFLICTS = (
     Conflict(
@@ -86,7 +83,7 @@ CONFLICTS = (
         "gradients in others; set hyper.head = 'prototype' or 'server', or frame = 'shared'",
     ),
     Conflict(
-        lambda c: c.anchors == "private" and c.structural not in ("", *hyper.RELATIONAL),
+        lambda c: c.anchors == "private" and _aligns_coordinates(c),
         "`anchors = private` leaves no prototypes for `alignment = {config.alignment}` to align to; "
         "set anchors = 'own', or an alignment of relations: gcsa or rcsa",
     ),
@@ -149,7 +146,7 @@ def _with_defaults(config: RunConfig, point: Point, defaults: Mapping[str, float
 
 def _weights(structural: str) -> dict[str, float]:
     """Return the weights that the structural loss starts from; 0 where there is no such loss."""
-    lambda_, gamma = _WEIGHTS.get(structural, (0.0, 0.0))
+    lambda_, gamma = lookup(LOSSES, "alignment", structural).weights if structural else (0.0, 0.0)
     return {"lambda_": lambda_, "gamma": gamma}
 
 

@@ -224,6 +224,24 @@ def test_the_weights_of_a_methods_own_loss_are_not_those_of_another():
     assert (other.lambda_, other.gamma, other.missing) == (0.1, 0.1, "mask")
 
 
+def test_a_new_loss_starts_from_the_weights_it_is_registered_with(monkeypatch):
+    """A table of weights elsewhere would leave it at 0 and 0, and it would do nothing."""
+    monkeypatch.setitem(LOSSES, "huber", dataclasses.replace(LOSSES["mse"], weights=(0.5, 0.25)))
+    config = resolved(strategy="fedsaf", alignment="huber")
+    assert (config.lambda_, config.gamma) == (0.5, 0.25)
+
+
+def test_a_loss_that_no_table_has_is_refused():
+    with pytest.raises(ConfigError, match="unknown alignment 'huber'"):
+        resolved(strategy="fedsaf", alignment="huber")
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_the_weights_of_a_loss_are_those_it_was_given(name):
+    config = resolved(strategy="fedsaf", alignment=name)
+    assert (config.lambda_, config.gamma) == LOSSES[name].weights
+
+
 @pytest.mark.parametrize("frame", ["procrustes", "gram"])
 def test_an_averaged_head_knows_nothing_of_another_frame(frame):
     assert resolved(strategy="fedhpro", share="head").hyper__head == "shared"
