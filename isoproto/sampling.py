@@ -13,7 +13,7 @@ def cohort_size(clients: int, fraction: float, over_sample: float = 0.0) -> int:
     Args:
         clients: How many are present.
         fraction: Share of them whose replies are wanted, in (0, 1]; rounded to the nearest whole client, one at least.
-        over_sample: So many more of those wanted, as a share of them, >= 0; rounded up.
+        over_sample: Extra clients to ask, as a share of those wanted, >= 0; rounded up.
 
     Example:
         >>> cohort_size(10, 0.25), cohort_size(10, 0.25, over_sample=0.5), cohort_size(10, 1.0, over_sample=0.5)
@@ -36,7 +36,7 @@ def cohort(
         fraction: Share of them to draw, see ``cohort_size``.
         seed: The run's seed.
         server_round: The round, >= 1.
-        over_sample: Share of those that are drawn besides, likewise.
+        over_sample: Extra clients to draw, as a share of those wanted, see ``cohort_size``.
 
     Returns:
         The names drawn, sorted.

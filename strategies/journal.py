@@ -119,38 +119,44 @@ class Journal:
         for each in good:
             rows += self._note_client(state.server_round, each, bytes_down)
         known = list(state.accuracy.values())
-        accuracy = accuracy_summary([a.correct for a in known], [a.total for a in known])
         fresh = sum(a.server_round == state.server_round and a.total > 0 for a in known)
-        losses = _mean_losses(good)
         bytes_up = sum(each.bytes_up for each in good)
+        line = {
+            "clients": asked,
+            "failed": failed,
+            "accuracy": {**accuracy_summary([a.correct for a in known], [a.total for a in known]), "fresh": fresh},
+            "loss": _mean_losses(good),
+            "classes": int(state.present.sum()),
+            "hyper": state.figures,
+            "bytes": {"up": bytes_up, "down": bytes_down * asked, "up_rows": rows},
+            "seconds": self._seconds(training_s),
+        }
+        self._folder.record("round", round=state.server_round, **line)
+        self._log_round(state.server_round, line, len(good))
+
+    def _seconds(self, training_s: float) -> dict[str, float]:
+        """Return where the time of the round went."""
         elapsed = self.elapsed()
-        self._folder.record(
-            "round",
-            round=state.server_round,
-            clients=asked,
-            failed=failed,
-            accuracy={**accuracy, "fresh": fresh},
-            loss=losses,
-            classes=int(state.present.sum()),
-            hyper=state.figures,
-            bytes={"up": bytes_up, "down": bytes_down * asked, "up_rows": rows},
-            seconds={
-                "round": elapsed,
-                "train": training_s,
-                "server": elapsed - training_s,
-                "since_start": time.perf_counter() - self._born,
-            },
-        )
-        left = elapsed * (self._config.rounds - state.server_round)
+        return {
+            "round": elapsed,
+            "train": training_s,
+            "server": elapsed - training_s,
+            "since_start": time.perf_counter() - self._born,
+        }
+
+    def _log_round(self, server_round: int, line: Mapping[str, Any], good: int) -> None:
+        """Log a round in one line, with the time that the rounds left will take."""
+        accuracy, loss, elapsed = line["accuracy"]["mean"], line["loss"]["total"], line["seconds"]["round"]
+        left = elapsed * (self._config.rounds - server_round)
         _log.info(
             "round %d/%d  accuracy %s  loss %s  clients %d/%d  up %.1f kB  %.1f s  left %d:%02d",
-            state.server_round,
+            server_round,
             self._config.rounds,
-            "-" if accuracy["mean"] is None else f"{accuracy['mean']:.4f}",
-            "-" if losses["total"] is None else f"{losses['total']:.4f}",
-            len(good),
-            asked,
-            bytes_up / 1e3,
+            "-" if accuracy is None else f"{accuracy:.4f}",
+            "-" if loss is None else f"{loss:.4f}",
+            good,
+            line["clients"],
+            line["bytes"]["up"] / 1e3,
             elapsed,
             *divmod(round(left), 60),
         )

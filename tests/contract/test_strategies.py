@@ -14,7 +14,7 @@ from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
 from isoproto.geometry.prototypes import Contribution
-from isoproto.losses import LOSSES
+from isoproto.losses import LOSSES, AlignmentLoss
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
@@ -229,6 +229,12 @@ def test_a_new_loss_starts_from_the_weights_it_is_registered_with(monkeypatch):
     monkeypatch.setitem(LOSSES, "huber", dataclasses.replace(LOSSES["mse"], weights=(0.5, 0.25)))
     config = resolved(strategy="fedsaf", alignment="huber")
     assert (config.lambda_, config.gamma) == (0.5, 0.25)
+
+
+def test_a_loss_without_weights_cannot_be_made():
+    mse = LOSSES["mse"]
+    with pytest.raises(TypeError, match="'weights'"):
+        AlignmentLoss("coordinates", pair=mse.pair, target=mse.target, prepare=mse.prepare, compare=mse.compare)
 
 
 def test_a_loss_that_no_table_has_is_refused():
