@@ -234,7 +234,7 @@ def test_a_new_loss_starts_from_the_weights_it_is_registered_with(monkeypatch):
 def test_a_loss_without_weights_cannot_be_made():
     mse = LOSSES["mse"]
     with pytest.raises(TypeError, match="'weights'"):
-        AlignmentLoss("coordinates", pair=mse.pair, target=mse.target, prepare=mse.prepare, compare=mse.compare)
+        AlignmentLoss(kind="coordinates", pair=mse.pair, target=mse.target, prepare=mse.prepare, compare=mse.compare)
 
 
 def test_a_loss_that_no_table_has_is_refused():
