@@ -46,23 +46,24 @@ def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.dev
 
 
 @functools.lru_cache(maxsize=32)
-def skeleton(architecture: str, spec: ModelSpec | TextSpec, device: torch.device, role: str = "") -> FeatureModel:
+def skeleton(architecture: str, spec: ModelSpec | TextSpec, device: torch.device) -> FeatureModel:
     """Return a model whose weights are about to be replaced.
 
-    The model is kept and handed out again, because building a model takes longer than filling one. Models of different
-    roles are different, so that a client can have both at once.
+    The model is kept and handed out again, because building a model takes longer than filling one.
     """
     return build_model(architecture, spec, device, seed=0)
 
 
 def part_modules(client: Client) -> dict[str, nn.Module]:
-    """Return the modules that parts of the method keep on the client, by name; their weights are about to be replaced.
+    """Return new modules that parts of the method keep on the client, by name.
 
-    Each is a model of the first architecture that the run names, so it is the same on all clients.
+    Each is a model of the first architecture that the run names, and starts from the same weights on all clients.
     """
     architecture = architecture_for(client.config.models, 0)
     spec = dataclasses.replace(client.spec, head=HeadShape())
-    return {part.owns: skeleton(architecture, spec, client.device, part.owns) for part in client.parts if part.owns}
+    names = [part.owns for part in client.parts if part.owns]
+    seeds = {name: derive(client.config.seed, "model", f"part.{name}") for name in names}
+    return {name: build_model(architecture, spec, client.device, seed) for name, seed in seeds.items()}
 
 
 def shared_weights(parts: Sequence[Part], model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -112,9 +113,7 @@ def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> Loaded
     """
     loaded = load_model(client, broadcast.experiment, before)
     install(loaded, broadcast.shared, client)
-    changed = {name.partition(".")[0] for name in broadcast.shared} & {
-        name for name, _ in loaded.model.named_children()
-    }
+    changed = {name.partition(".")[0] for name in broadcast.shared} & dict(loaded.model.named_children()).keys()
     if changed:
         loaded = loaded._replace(tested=None, own=loaded.own if changed == {"head"} else None)
     return loaded
@@ -137,8 +136,6 @@ def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
             saved = _load_from(client, client.config.init_from)
     modules = part_modules(client)
     if saved is None:
-        for name, module in modules.items():
-            module.load_state_dict(_new_module(client, name).state_dict())
         return LoadedModel(_new_model(client), modules, None, None)
     model = skeleton(client.architecture, client.spec, client.device)
     state = _saved_tensors(model, modules)

@@ -1,8 +1,7 @@
-"""Who trains in a round, a function of (seed, round) over stable client names; and who trains beside whom."""
+"""Who trains in a round: a function of (seed, round) over stable client names."""
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from isoproto.runs.metrics import client_order
 from isoproto.seeding import numpy_generator
@@ -14,7 +13,7 @@ def cohort_size(clients: int, fraction: float, over_sample: float = 0.0) -> int:
     Args:
         clients: How many are present.
         fraction: Share of them whose replies are wanted, in (0, 1]; rounded to the nearest whole client, one at least.
-        over_sample: So many more of those wanted, as a share of them, >= 0; rounded up.
+        over_sample: Extra clients to ask, as a share of those wanted, >= 0; rounded up.
 
     Example:
         >>> cohort_size(10, 0.25), cohort_size(10, 0.25, over_sample=0.5), cohort_size(10, 1.0, over_sample=0.5)
@@ -37,7 +36,7 @@ def cohort(
         fraction: Share of them to draw, see ``cohort_size``.
         seed: The run's seed.
         server_round: The round, >= 1.
-        over_sample: Share of those that are drawn besides, likewise.
+        over_sample: Extra clients to draw, as a share of those wanted, see ``cohort_size``.
 
     Returns:
         The names drawn, sorted.
@@ -73,49 +72,3 @@ def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> froze
     wanted = max(0, min(len(names) - 1, math.floor(fraction * len(names) + 0.5)))
     drawn = numpy_generator(seed, "late").choice(len(names), size=wanted, replace=False) if wanted else ()
     return frozenset(names[i] for i in drawn)
-
-
-# Seconds of work in one message: at most so long that passing it on costs nothing beside it, and towards the end ever
-# shorter, so that no worker is left with a long one while the others idle.
-_LONGEST, _SHORTEST, _SHARE = 2.0, 0.1, 0.5
-
-
-def share_out(clients: Iterable[str], cost: Callable[[str], float | None], workers: int) -> list[list[str]]:
-    """Put clients of a simulation together that one worker shall answer for with one message.
-
-    Each worker's part is cut into messages of a fixed share of what is left of it. Which message a client is in
-    changes nothing but the time.
-
-    Args:
-        clients: Names.
-        cost: Seconds that a client is going to take; ``None`` if nothing is known, and the client stays alone.
-        workers: Processes that answer, >= 1.
-
-    Returns:
-        Groups of names in the order in which workers should take them.
-
-    Example:
-        >>> share_out("abcd", {"a": 0.1, "b": 0.5, "c": 0.2, "d": 0.3}.get, workers=2)
-        [['b'], ['d'], ['c'], ['a']]
-    """
-    alone: list[list[str]] = []
-    known: list[tuple[float, str]] = []
-    for client in clients:
-        seconds = cost(client)
-        if seconds is None:
-            alone.append([client])
-        else:
-            known.append((seconds, client))
-    left = sum(seconds for seconds, _ in known) / workers
-    room: list[tuple[float, int]] = []  # negative, so that a heap gives the largest
-    while left > _SHORTEST or (left > 0 and not room):
-        part = min(_LONGEST, max(_SHARE * left, _SHORTEST))
-        room += [(-part, len(room) + worker) for worker in range(workers)]
-        left -= part
-    groups: list[list[str]] = [[] for _ in room]
-    heapq.heapify(room)
-    for seconds, client in sorted(known, key=lambda item: (-item[0], item[1])):
-        most, index = heapq.heappop(room)
-        groups[index].append(client)
-        heapq.heappush(room, (most + seconds, index))
-    return [group for group in [*groups, *alone] if group]

@@ -135,7 +135,7 @@ class Federation:
 
         with pytest.MonkeyPatch.context() as patch:
             if not report:
-                patch.setattr("server_app.app.write_report", lambda path: path / "report.html")
+                patch.setattr("server_app.summary.write_report", lambda path: path / "report.html")
             return Run(run_federation(grid or self.grid(), {**self.settings, **(settings or {})}))
 
     def client(self, node: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> "Client":

@@ -58,7 +58,7 @@ def machine() -> dict[str, Any]:
 
 def write_results(name: str, results: dict[str, Any]) -> Path:
     """Write ``benchmarks/results/<name>.json``, with the commit and the machine that figures belong to."""
-    from server_app.app import git_commit
+    from server_app.versions import git_commit
 
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

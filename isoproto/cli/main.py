@@ -173,7 +173,7 @@ def _start(
     clients = int(values.get("clients", 0)) or clients
     if engine == "flower":
         from isoproto.engines.flower import run_under_flower
-        from server_app.app import unknown_names
+        from strategies.names import unknown_names
 
         RunConfig.from_mapping(values, check=unknown_names)  # Flower would start first, and name no unknown key
         run_under_flower(values, clients=clients, **workers)

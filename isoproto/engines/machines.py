@@ -36,3 +36,31 @@ def most_workers() -> int:
     The pool is that of ``concurrent.futures.ThreadPoolExecutor``, on the machine that the run was started on.
     """
     return min(32, (os.cpu_count() or 1) + 4)
+
+
+def idle_cores(here: Machines, *, clients: int, workers: int) -> str:
+    """Return advice if a simulation leaves cores idle, else an empty text.
+
+    Args:
+        here: The cores and GPUs that there are.
+        clients: Clients of the simulation.
+        workers: Processes that simulate them, >= 1.
+
+    Example:
+        >>> idle_cores(Machines(2, 0), clients=20, workers=2)
+        ''
+        >>> print(idle_cores(Machines(4, 0), clients=20, workers=2)[:58])
+        cores are idle: each client reserves several CPUs, Flower'
+    """
+    useful = min(here.cpus, clients)
+    if workers >= most_workers() < useful:
+        return (
+            f"cores are idle: Flower keeps {most_workers()} workers busy at most, 4 more than the machine that the run "
+            "was started on has cores, and no more than 32 (docs/scale.md)"
+        )
+    if not here.gpus and workers < useful:
+        return (
+            "cores are idle: each client reserves several CPUs, Flower's default. Let all work with "
+            f'--federation-config "num-supernodes={clients} client-resources-num-cpus=1"'
+        )
+    return ""

@@ -22,25 +22,54 @@ _DEAD_WORKER = re.compile(
 )
 
 
+# Messages per worker of a simulation that are out at once: enough that none waits for Flower to pass the next one on.
+_IN_FLIGHT = 6
+
+
+def window_size(workers: int) -> int | None:
+    """Return how many messages may be out at once in a simulation with some workers.
+
+    Ten times a second Flower's simulation compares each node with each message that is out. With 200 nodes and 40
+    messages that took a third of a core from the clients. Real nodes work side by side and get their messages at once.
+
+    Args:
+        workers: Processes that simulate the clients; 0 if there are none.
+
+    Returns:
+        The number of messages, or ``None`` for all.
+
+    Example:
+        >>> window_size(2), window_size(0)
+        (12, None)
+    """
+    return _IN_FLIGHT * workers or None
+
+
 class PromptGrid(Grid):
     """Passes everything on to another grid, and polls for replies at short, growing pauses.
 
     A worker of the simulation that dies is the end of the run: Ray does not replace it, and Flower goes on giving
     it messages, most of them since it fails faster than the living ones work.
 
-    Attributes:
-        window: Messages that are out at once; ``None`` sends all. Ten times a second Flower's simulation compares each
-            node with each message that is out: with 200 nodes and 40 messages that took a third of a core from the
-            clients. Real nodes work side by side and get theirs at once.
-        enough: Says of a kind of message after how many replies without an error the others are not waited for;
-            0: all are.
+    Args:
+        grid: The grid that sends the messages.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.window: int | None = None
-        self.enough: Callable[[str], int] = lambda kind: 0
+        self._window: int | None = None
+        self._enough: Callable[[str], int] = lambda kind: 0
         self._first: dict[str, float] = {}  # kind of message -> seconds to its first reply, the last time
+
+    def limit(self, *, window: int | None = None, enough: Callable[[str], int] = lambda kind: 0) -> None:
+        """Set how many messages are out at once, and how many replies are waited for. At first there is no limit.
+
+        Args:
+            window: Messages that are out at once; ``None`` sends all. See :func:`window_size`.
+            enough: Returns for a kind of message after how many replies without an error the grid stops waiting;
+                0: it waits for all.
+        """
+        self._window, self._enough = window, enough
 
     @property
     def more_may_come(self) -> bool:
@@ -81,14 +110,14 @@ class PromptGrid(Grid):
         """
         unsent = collections.deque(messages)
         kind = unsent[0].metadata.message_type if unsent else ""
-        enough = self.enough(kind) or len(unsent) + 1
+        enough = self._enough(kind) or len(unsent) + 1
         waiting: set[str] = set()
         sent = time.monotonic()
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
         pause, looked = _SHORT_PAUSE, False
         while True:
-            room = len(unsent) if self.window is None else self.window - len(waiting)
+            room = len(unsent) if self._window is None else self._window - len(waiting)
             if unsent and room > 0:
                 waiting |= set(self.push_messages([unsent.popleft() for _ in range(min(room, len(unsent)))]))
             if not replies:

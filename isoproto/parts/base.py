@@ -114,9 +114,10 @@ Compare = Callable[[Batch], Tensor]
 
 
 class LossTerm:
-    """What a client adds to its loss in a round. The loss of a batch is
+    """What a client adds to its loss in a round.
 
-    ``entropy * cross_entropy + weights @ values``, summed over all terms, with the product of their ``entropy``.
+    The loss of a batch is ``entropy * cross_entropy + weights @ values``, with the values of all terms, and the product
+    of their ``entropy``.
 
     Attributes:
         names: Names of the values in metrics and reports.

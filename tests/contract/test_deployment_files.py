@@ -16,8 +16,8 @@ from client_app.client import Client
 from isoproto.config import RunConfig, read_overrides
 from isoproto.data import class_counts
 from isoproto.errors import ConfigError
-from server_app.app import unknown_names
 from strategies import STRATEGIES
+from strategies.names import unknown_names
 from tests.fakes import write_pictures
 
 ROOT = Path(__file__).parents[2]

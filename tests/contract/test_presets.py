@@ -12,9 +12,9 @@ from isoproto.config import RunConfig, read_overrides
 from isoproto.errors import ConfigError
 from models import TEXT_MODELS, ModelSpec, TextSpec, architectures
 from models.cost import cost
-from server_app.app import unknown_names
 from server_app.scale import at_scale
 from strategies import STRATEGIES
+from strategies.names import unknown_names
 
 ROOT = Path(__file__).parents[2]
 PRESETS = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "conf").rglob("*.toml"))}

@@ -14,7 +14,7 @@ from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
 from isoproto.geometry.prototypes import Contribution
-from isoproto.losses import LOSSES
+from isoproto.losses import LOSSES, AlignmentLoss
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
@@ -222,6 +222,30 @@ def test_the_weights_of_a_methods_own_loss_are_not_those_of_another():
     own, joined, other = (resolved(strategy="fedproto", alignment=terms) for terms in ("mse", "hpal+mse", "cosine"))
     assert [(c.lambda_, c.gamma, c.missing) for c in (own, joined)] == [(0.0, 1.0, "self")] * 2
     assert (other.lambda_, other.gamma, other.missing) == (0.1, 0.1, "mask")
+
+
+def test_a_new_loss_starts_from_the_weights_it_is_registered_with(monkeypatch):
+    """A table of weights elsewhere would leave it at 0 and 0, and it would do nothing."""
+    monkeypatch.setitem(LOSSES, "huber", dataclasses.replace(LOSSES["mse"], weights=(0.5, 0.25)))
+    config = resolved(strategy="fedsaf", alignment="huber")
+    assert (config.lambda_, config.gamma) == (0.5, 0.25)
+
+
+def test_a_loss_without_weights_cannot_be_made():
+    mse = LOSSES["mse"]
+    with pytest.raises(TypeError, match="'weights'"):
+        AlignmentLoss(kind="coordinates", pair=mse.pair, target=mse.target, prepare=mse.prepare, compare=mse.compare)
+
+
+def test_a_loss_that_no_table_has_is_refused():
+    with pytest.raises(ConfigError, match="unknown alignment 'huber'"):
+        resolved(strategy="fedsaf", alignment="huber")
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_the_weights_of_a_loss_are_those_it_was_given(name):
+    config = resolved(strategy="fedsaf", alignment=name)
+    assert (config.lambda_, config.gamma) == LOSSES[name].weights
 
 
 @pytest.mark.parametrize("frame", ["procrustes", "gram"])

@@ -4,7 +4,7 @@ import pytest
 
 import client_app.local_round
 from isoproto.engines.host import Host
-from strategies import PrototypeStrategy
+from strategies.exchange import Exchange
 
 SETTINGS = {"models": "mlp,tiny_cnn", "batch-size": 10}
 
@@ -23,8 +23,8 @@ def sizes(monkeypatch):
 @pytest.fixture
 def _one_worker(federation, monkeypatch):
     federation.host = Host(simulated=True, worker=7)
-    cost = PrototypeStrategy._cost
-    monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
+    cost = Exchange._cost
+    monkeypatch.setattr(Exchange, "_cost", lambda self, client: cost(self, client) and 0.01)
 
 
 def test_messages_of_many_clients_change_nothing(federation, sizes, request):

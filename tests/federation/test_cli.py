@@ -15,7 +15,7 @@ def isoproto(federation, monkeypatch, capsys):
     """Return a function that types a command and returns its exit status, output and error output."""
     monkeypatch.setenv("ISOPROTO_HOME", str(federation.folder))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("server_app.app.write_report", lambda path: path / "report.html")
+    monkeypatch.setattr("server_app.summary.write_report", lambda path: path / "report.html")
     return command_line(monkeypatch, capsys)
 
 

@@ -264,7 +264,7 @@ def test_a_refused_device_is_asked_again_when_it_comes_back(federation):
 
 def test_a_refused_device_that_was_not_away_at_a_rounds_start_is_asked_again_after_a_while(federation, monkeypatch):
     """Mended and started again within a round: nobody saw it leave."""
-    monkeypatch.setattr("strategies.base._ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("strategies.refusals._ASK_AGAIN_S", 0.0)
 
     def away(client: int, newest: int) -> bool:
         if newest == 2:
@@ -279,8 +279,8 @@ def test_a_refused_device_that_was_not_away_at_a_rounds_start_is_asked_again_aft
 
 def test_a_refused_device_is_asked_ever_less_often(federation, monkeypatch):
     clock = iter(range(0, 10**6, 10))  # each look at it is 10 s later
-    monkeypatch.setattr("strategies.base._now", lambda: next(clock))
-    monkeypatch.setattr("strategies.base._ASK_AGAIN_S", 15.0)
+    monkeypatch.setattr("strategies.refusals._now", lambda: next(clock))
+    monkeypatch.setattr("strategies.refusals._ASK_AGAIN_S", 15.0)
     grid = federation.grid(node_configs={3: {"device": "tpu"}})
     run = federation.run(grid, {"rounds": 12, "min-nodes": 3})
     assert list(run.failures()) == [(round_, "node 10003") for round_ in (0, 2, 5, 11)]

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from isoproto.engines.host import Host
 from isoproto.engines.in_process import task_identity
 from isoproto.errors import ConfigError, FederationError, StateError, WireError
-from strategies.base import _content
+from strategies.replies import content
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -341,7 +341,7 @@ def unfit(federation, *clients, **others):
 @pytest.mark.parametrize("settings", [{"min-nodes": 2}, {}], ids=["said", "by default"])
 def test_a_refused_device_does_not_count(federation, monkeypatch, settings):
     """Two unfit ones would start a federation of one."""
-    monkeypatch.setattr("strategies.base._NODE_NOTICE", 0.0)
+    monkeypatch.setattr("strategies.roster._NODE_NOTICE", 0.0)
     told = r"1 of 2 nodes came .* within 0.3 s .*; refused: node 10001, node 10002 \(.* mend the refused ones"
     with pytest.raises(FederationError, match=told):
         federation.run(unfit(federation, 1, 2), {"wait-timeout": 0.3, **settings})
@@ -386,7 +386,7 @@ def test_a_folder_that_is_not_on_the_server_does_not_fail_a_run_that_is_over(fed
     def unreadable(*_):
         raise PermissionError(13, "Permission denied", "/data")
 
-    monkeypatch.setattr("server_app.app.load_dataset", unreadable)
+    monkeypatch.setattr("server_app.summary.load_dataset", unreadable)
     run = federation.run(settings={"rounds": 1})
     assert (run.summary["status"], run.summary["data_notes"]) == ("completed", [])
     assert (run.path / "flower-run").read_text() == "0"
@@ -421,7 +421,7 @@ def test_the_words_of_a_client_come_without_flowers_wrapping(told, words):
     with task_identity():
         reply = Message(Error(code=2, reason=told), reply_to=Message(RecordDict(), 1, "query"))
     with pytest.raises(WireError, match=rf"^the client failed: {re.escape(words)} \(code 2\)$"):
-        _content(reply)
+        content(reply)
 
 
 def test_a_foreign_client_app_is_refused(federation):

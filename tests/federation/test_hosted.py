@@ -8,6 +8,7 @@ from client_app.store import ClientStore
 from isoproto.engines.host import Host
 from isoproto.errors import FederationError, StateError
 from strategies import PrototypeStrategy
+from strategies.exchange import Exchange
 from tests import fakes
 from tests.fakes import When, altered
 
@@ -16,8 +17,8 @@ from tests.fakes import When, altered
 def _one_worker(federation, monkeypatch):
     """All nodes answer from one worker, as in a simulation on one core, and no client takes long."""
     federation.host = Host(simulated=True, worker=7)
-    cost = PrototypeStrategy._cost
-    monkeypatch.setattr(PrototypeStrategy, "_cost", lambda self, client: cost(self, client) and 0.01)
+    cost = Exchange._cost
+    monkeypatch.setattr(Exchange, "_cost", lambda self, client: cost(self, client) and 0.01)
 
 
 def trained(grid, server_round):

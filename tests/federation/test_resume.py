@@ -12,6 +12,7 @@ from isoproto.errors import ConfigError, StateError
 from isoproto.runs.checkpoint import load_checkpoint
 from server_app import app as server_app
 from strategies import PrototypeStrategy
+from strategies.journal import Journal
 from tests import fakes
 from tests.conftest import FEDAVG
 from tests.fakes import Killed, When
@@ -83,7 +84,7 @@ def test_killed_while_clients_work(federation, unbroken, strategy, kind, server_
     ("where", "what", "times"),
     [
         *[(PrototypeStrategy, "next_state", times) for times in (1, 3)],
-        *[(PrototypeStrategy, "_note_round", times) for times in (1, 3)],
+        *[(Journal, "note_round", times) for times in (1, 3)],
         *[(server_app.RunFolder, "commit", times) for times in (1, 4)],
         *[(server_app, "save_checkpoint", times) for times in (1, 4)],
         *[(os, "fsync", times) for times in (5, 10, 20)],
@@ -103,7 +104,7 @@ def test_killed_in_the_server(federation, unbroken, where, what, times):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(where, what, kill_later)
-        patch.setattr(server_app, "_reported", lambda *_: contextlib.nullcontext())
+        patch.setattr(server_app, "reported", lambda *_: contextlib.nullcontext())
         with pytest.raises(Killed):
             federation.run(settings=SETTINGS["fedsaf"])
     assert not (federation.newest().path / "summary.json").exists()

@@ -64,7 +64,7 @@ class Counting(Worker):
 def test_no_more_messages_are_out_than_the_window_holds(window, most_out):
     grid = Counting()
     prompt = PromptGrid(grid)
-    prompt.window = window
+    prompt.limit(window=window)
     replies = prompt.send_and_receive([Message(RecordDict(), node, "train") for node in [*grid.get_node_ids()] * 3])
     assert len(replies) == 9
     assert grid.most_out == most_out
@@ -85,7 +85,7 @@ def test_enough_replies_without_an_error_end_the_waiting(enough, replies):
 
     grid = InTurn()
     prompt = PromptGrid(grid)
-    prompt.enough = {"train": enough}.get
+    prompt.limit(enough={"train": enough}.get)
     nodes = list(grid.get_node_ids())
     assert len(prompt.send_and_receive([Message(RecordDict(), node, "train") for node in nodes * 3])) == replies
 
@@ -94,7 +94,7 @@ def test_enough_replies_without_an_error_end_the_waiting(enough, replies):
 def test_what_the_window_kept_back_when_the_time_is_over_is_not_sent():
     grid = Counting()
     prompt = PromptGrid(grid)
-    prompt.window = 1
+    prompt.limit(window=1)
     assert len(prompt.send_and_receive([Message(RecordDict(), 10_000, "train")] * 5, timeout=0)) == 1
 
 

@@ -1,0 +1,33 @@
+"""Write down which client holds which samples."""
+
+import json
+import logging
+
+import numpy as np
+
+from isoproto.data import partition_table
+from isoproto.runs.run_folder import RunFolder
+from strategies.roster import Roster
+
+_log = logging.getLogger("isoproto")
+
+
+def note_partition(folder: RunFolder, roster: Roster) -> None:
+    """Write ``partition.json``, and log the number of training samples of each client and class."""
+    clients = roster.in_order()
+    rows = [
+        {
+            "client": info.client,
+            "model": info.model,
+            "train": info.train_counts,
+            "test": info.test_counts,
+            "domain": info.domain,
+        }
+        for info in clients
+    ]
+    # Some partitions may be missing: their nodes did not come, or were refused.
+    partitions = roster.partitions or len(clients)
+    partition = {"classes": roster.classes, "partitions": partitions, "clients": rows}
+    folder.write_text("partition.json", json.dumps(partition))
+    table = partition_table(np.array([info.train_counts for info in clients]))
+    _log.info("training samples of each client and class:\n%s", table)

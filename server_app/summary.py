@@ -1,0 +1,73 @@
+"""Write a run's summary and report when it ends, also when it fails."""
+
+import contextlib
+import io
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from isoproto.config import RunConfig
+from isoproto.data import load_dataset
+from isoproto.errors import ConfigError, DataError
+from isoproto.fingerprint import fingerprint
+from isoproto.report import read_run, summary_table, write_report
+from isoproto.runs.metrics import summarise
+from isoproto.runs.run_folder import RunFolder
+from server_app.settings import replaced_settings
+from server_app.versions import git_commit, versions
+
+_log = logging.getLogger("isoproto")
+
+
+@contextlib.contextmanager
+def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
+    """Write summary and report when the block ends, however it ends."""
+    try:
+        yield
+    except BaseException as err:
+        _log.error("the run failed: %s", err)
+        with contextlib.suppress(Exception):  # the first error is the one to show
+            folder.commit()
+        with contextlib.suppress(Exception):
+            _write_summary(folder, config, f"{type(err).__name__}: {err}")
+        raise
+    _write_summary(folder, config, "")
+    table = io.StringIO()
+    Console(file=table, width=110).print(summary_table(read_run(folder.path)))
+    _log.info("\n%s", table.getvalue())
+    _log.info("report: %s", folder.path / "report.html")
+
+
+def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
+    """Write ``summary.json`` and the report. ``reason`` says why the run failed; it is empty if the run completed."""
+    summary: dict[str, Any] = {
+        "strategy": config.strategy,
+        "status": "failed" if reason else "completed",
+        "reason": reason,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "experiment": folder.experiment,
+        "settings": config.to_mapping(),
+        "data_notes": _data_notes(config),
+        "replaced": replaced_settings(folder),
+        **summarise(folder.lines()),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "fingerprint": fingerprint(),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "report": str(folder.path / "report.html"),
+    }
+    folder.write_text("summary.json", json.dumps(summary, indent=2) + "\n")
+    write_report(folder.path)
+
+
+def _data_notes(config: RunConfig) -> list[str]:
+    """Return the notes on the run's data set, or none where only the clients have the data."""
+    try:
+        return list(load_dataset(config.data, config.data_dir).notes)
+    except (ConfigError, DataError, OSError):  # such as a function of the clients' own, or a folder that is not here
+        return []

@@ -1,0 +1,180 @@
+"""Send a round's messages out, and check the replies that come in."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+
+from isoproto import wire
+from isoproto.config import RunConfig
+from isoproto.engines.share_out import share_out_to_hosts
+from isoproto.errors import MoreSamples, WireError
+from isoproto.runs.metrics import client_order
+from strategies.journal import Journal
+from strategies.replies import GoodReply, Reply, Trained, content, parts, success
+from strategies.roster import Roster
+
+# Key of an outstanding message: (node id, group id). A node may have several; the group id tells them apart.
+_Key = tuple[int, str]
+
+
+class Exchange:
+    """The messages of a round, and what their replies are held against.
+
+    Args:
+        config: The run's settings.
+        roster: Who takes part.
+        journal: Takes note of bad replies.
+
+    Attributes:
+        bytes_down: Size of the content that the newest messages hold.
+    """
+
+    def __init__(self, config: RunConfig, roster: Roster, journal: Journal) -> None:
+        self.bytes_down = 0
+        self._config, self._roster, self._journal = config, roster, journal
+        self._asked: dict[_Key, list[wire.Expected]] = {}
+        self._round = 0
+        self._rates: dict[str, float] = {}  # architecture -> seconds per sample, a running mean
+
+    @property
+    def asked(self) -> int:
+        """Number of clients that the newest messages are for."""
+        return sum(map(len, self._asked.values()))
+
+    def ask_nobody(self) -> None:
+        """Expect no replies."""
+        self._asked = {}
+
+    def messages(
+        self, kind: str, clients: Mapping[str, int], broadcast: wire.Broadcast, max_gradient: float
+    ) -> list[Message]:
+        """Write the messages to some clients, and remember what the replies are held against.
+
+        Args:
+            kind: Flower's type of the messages.
+            clients: The clients to ask, with the nodes that stand for them.
+            broadcast: The content, equal for all.
+            max_gradient: As in ``wire.Expected``.
+        """
+        written = wire.write_broadcast(broadcast)
+        self.bytes_down = wire.serialised_bytes(written)
+        self._round = broadcast.server_round
+        groups = self._groups(clients)
+        keys: list[_Key] = [(node, f"{self._round}.{number}") for number, (node, _) in enumerate(groups)]
+        self._asked = {
+            key: [self._expected(client, broadcast, max_gradient) for client in group]
+            for key, (_, group) in zip(keys, groups, strict=True)
+        }
+        return [self._message(kind, key, written) for key in keys]
+
+    def read(
+        self, replies: Iterable[Message], read: Callable[[RecordDict, wire.Expected], Reply], enough: int = 0
+    ) -> tuple[list[GoodReply[Reply]], dict[str, str]]:
+        """Return the good replies sorted by client, and the reason of every bad or missing one by client.
+
+        Args:
+            replies: The replies that came.
+            read: Checks and decodes the reply of one client.
+            enough: After so many replies without an error nobody waited for the others, so these did not fail;
+                0: all are expected.
+        """
+        good: list[GoodReply[Reply]] = []
+        failures: dict[str, str] = {}
+        waiting = dict(self._asked)
+        answered = 0
+        for message in replies:
+            if (asked := self._take(waiting, message)) is not None:
+                answered += not message.has_error()
+                good += self._check(message, asked, read, failures)
+        if 0 < enough <= answered:
+            waiting.clear()
+        for expected in itertools.chain.from_iterable(waiting.values()):
+            failures[expected.client] = f"no reply within {self._config.round_timeout:g} s (`round-timeout`)"
+        self._journal.failed(self._round, failures)
+        return sorted(good, key=lambda each: client_order(each.info.client)), failures
+
+    def note_speed(self, good: Sequence[Trained]) -> None:
+        """Learn from the replies how long each architecture takes for a sample."""
+        for each in good:
+            rate = each.reply.seconds / max(1, _samples(each.info))
+            self._rates[each.info.model] = (self._rates.get(each.info.model, rate) + rate) / 2
+
+    # Out
+
+    def _groups(self, clients: Mapping[str, int]) -> list[tuple[int, list[str]]]:
+        """Return which clients travel in one message, and to which node it goes."""
+        if self._roster.simulated:
+            return share_out_to_hosts(clients, self._roster.hosts, self._cost, self._roster.workers)
+        return [(node, [client]) for client, node in clients.items()]
+
+    def _cost(self, client: str) -> float | None:
+        """Return the seconds that a client's round is going to take; ``None`` before its architecture was measured."""
+        info = self._roster.clients[client]
+        rate = self._rates.get(info.model)
+        return None if rate is None else rate * _samples(info)
+
+    def _expected(self, client: str, broadcast: wire.Broadcast, max_gradient: float) -> wire.Expected:
+        config = self._config
+        return wire.Expected(
+            client=client,
+            experiment=broadcast.experiment,
+            server_round=broadcast.server_round,
+            num_classes=len(self._roster.classes),
+            feature_dim=config.feature_dim,
+            max_norm=config.max_norm,
+            max_gradient=max_gradient,
+            dtype=config.wire__dtype,
+            classifier=config.hyper__retrain != "none",
+            shared=self._roster.shared if config.share != "none" else {},
+            train_counts=self._roster.clients[client].train_counts,
+        )
+
+    def _message(self, kind: str, key: _Key, written: RecordDict) -> Message:
+        """Return the message with a key; a worker of a simulation is told for which clients it answers."""
+        node, group_id = key
+        if self._roster.simulated:
+            written = wire.address(written, [expected.client for expected in self._asked[key]])
+        return Message(written, node, kind, ttl=self._config.round_timeout, group_id=group_id)
+
+    # In
+
+    def _take(self, waiting: dict[_Key, list[wire.Expected]], message: Message) -> list[wire.Expected] | None:
+        """Remove from ``waiting`` what a reply answers, and return it; ``None`` if nobody waits for the reply."""
+        node, group_id = message.metadata.src_node_id, message.metadata.group_id
+        if node == SUPERLINK_NODE_ID and message.has_error():  # in place of a node that went away
+            node = next((asked for asked, group in waiting if group == group_id), node)
+        asked = waiting.pop((node, group_id), None)
+        if asked is None and node != SUPERLINK_NODE_ID:
+            self._journal.unasked(node)
+        return asked
+
+    def _check(
+        self,
+        message: Message,
+        asked: Sequence[wire.Expected],
+        read: Callable[[RecordDict, wire.Expected], Reply],
+        failures: dict[str, str],
+    ) -> list[GoodReply[Reply]]:
+        """Return the good replies that one message holds, and add the others' reasons to ``failures``."""
+        clients, simulated = [expected.client for expected in asked], self._roster.simulated
+        try:
+            contents = parts(message, clients) if simulated else [content(message)]
+        except WireError as err:
+            failures.update(dict.fromkeys(clients, str(err)))
+            return []
+        good = []
+        for expected, found in zip(asked, contents, strict=True):
+            try:
+                reply = read(success(found), expected)
+                good.append(GoodReply(self._roster.clients[expected.client], reply, wire.serialised_bytes(found)))
+            except WireError as err:
+                failures[expected.client] = str(err)
+                if isinstance(err, MoreSamples) and not simulated:
+                    self._roster.ask_anew(expected.client)  # a device's data may grow
+        return good
+
+
+def _samples(info: wire.ClientInfo) -> int:
+    return sum(info.train_counts + info.test_counts)

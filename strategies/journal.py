@@ -1,0 +1,225 @@
+"""Write down what happens in a federation: every line of metrics, and every line of the log."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isoproto import wire
+from isoproto.config import RunConfig
+from isoproto.engines.machines import idle_cores, machines
+from isoproto.runs.evaluation import evaluation_figures
+from isoproto.runs.metrics import accuracy_summary, client_order
+from isoproto.runs.run_folder import RunFolder
+from strategies.refusals import refused_name
+from strategies.replies import Evaluated, Trained
+from strategies.state import ServerState
+
+_log = logging.getLogger("isoproto")
+
+
+class Journal:
+    """The lines that a strategy writes.
+
+    Args:
+        config: The run's settings.
+        folder: The folder whose metrics the lines go to.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        self._config, self._folder = config, folder
+        self._born = time.perf_counter()
+        self._started = 0.0
+
+    # Meeting the clients
+
+    def waiting(self, here: int, wanted: int, refused: str) -> None:
+        """Log how many of the wanted nodes are there. ``refused`` names the refused ones."""
+        _log.info("waiting for nodes: %d of %d are there%s", here, wanted, refused)
+
+    def refused(self, server_round: int, node: int, client: str, reason: str) -> None:
+        """Note that a node does not take part; or one of its clients, unless ``client`` is empty."""
+        _log.warning("%s does not take part: %s", refused_name(node, client), reason)
+        self._folder.record("failure", round=server_round, client=client or f"node {node}", reason=reason)
+
+    def takes_part(self, models: Mapping[str, int], classes: int, workers: int) -> None:
+        """Log what takes part.
+
+        Args:
+            models: Number of clients of each architecture.
+            classes: Number of classes.
+            workers: Processes that simulate the clients; 0 if there are none.
+        """
+        config, clients = self._config, sum(models.values())
+        _log.info(
+            "%s: prototypes %s, alignment %s (lambda %s, gamma %s), share %s; %d clients, %d classes, models %s",
+            config.strategy,
+            config.prototypes,
+            config.alignment,
+            config.lambda_,
+            config.gamma,
+            config.share,
+            clients,
+            classes,
+            models,
+        )
+        if workers:
+            here = machines()
+            _log.info("%d clients at once on %s", workers, here)
+            if advice := idle_cores(here, clients=clients, workers=workers):
+                _log.warning("%s", advice)
+
+    # Replies
+
+    def unasked(self, node: int) -> None:
+        """Log that a reply is ignored."""
+        _log.warning("ignored a reply of node %d that nobody waits for", node)
+
+    def failed(self, server_round: int, failures: Mapping[str, str]) -> None:
+        """Note why each client failed, sorted by client."""
+        for client in sorted(failures, key=client_order):
+            _log.warning("round %d, client %s: %s", server_round, client, failures[client])
+            self._folder.record("failure", round=server_round, client=client, reason=failures[client])
+
+    # Rounds
+
+    def begin_round(self) -> None:
+        """Start the clock of a round."""
+        self._started = time.perf_counter()
+
+    def elapsed(self) -> float:
+        """Return the seconds since the round began."""
+        return time.perf_counter() - self._started
+
+    def empty_round(self, server_round: int, reason: str) -> None:
+        """Log that a round had too few good replies."""
+        _log.warning("round %d is empty and changes nothing: %s", server_round, reason)
+
+    def note_round(
+        self,
+        state: ServerState,
+        good: Sequence[Trained],
+        *,
+        failed: int,
+        asked: int,
+        bytes_down: int,
+        training_s: float,
+    ) -> None:
+        """Note a round: a line for each good reply, a line for the round, and one in the log.
+
+        Args:
+            state: The state after the round.
+            good: The good replies, sorted by client.
+            failed: Clients without a good reply.
+            asked: Clients that were asked.
+            bytes_down: Size of the message that each client was sent.
+            training_s: Seconds from the beginning of the round to its last reply.
+        """
+        rows = 0
+        for each in good:
+            rows += self._note_client(state.server_round, each, bytes_down)
+        known = list(state.accuracy.values())
+        fresh = sum(a.server_round == state.server_round and a.total > 0 for a in known)
+        bytes_up = sum(each.bytes_up for each in good)
+        line = {
+            "clients": asked,
+            "failed": failed,
+            "accuracy": {**accuracy_summary([a.correct for a in known], [a.total for a in known]), "fresh": fresh},
+            "loss": _mean_losses(good),
+            "classes": int(state.present.sum()),
+            "hyper": state.figures,
+            "bytes": {"up": bytes_up, "down": bytes_down * asked, "up_rows": rows},
+            "seconds": self._seconds(training_s),
+        }
+        self._folder.record("round", round=state.server_round, **line)
+        self._log_round(state.server_round, line, len(good))
+
+    def _seconds(self, training_s: float) -> dict[str, float]:
+        """Return where the time of the round went."""
+        elapsed = self.elapsed()
+        return {
+            "round": elapsed,
+            "train": training_s,
+            "server": elapsed - training_s,
+            "since_start": time.perf_counter() - self._born,
+        }
+
+    def _log_round(self, server_round: int, line: Mapping[str, Any], good: int) -> None:
+        """Log a round in one line, with the time that the rounds left will take."""
+        accuracy, loss, elapsed = line["accuracy"]["mean"], line["loss"]["total"], line["seconds"]["round"]
+        left = elapsed * (self._config.rounds - server_round)
+        _log.info(
+            "round %d/%d  accuracy %s  loss %s  clients %d/%d  up %.1f kB  %.1f s  left %d:%02d",
+            server_round,
+            self._config.rounds,
+            "-" if accuracy is None else f"{accuracy:.4f}",
+            "-" if loss is None else f"{loss:.4f}",
+            good,
+            line["clients"],
+            line["bytes"]["up"] / 1e3,
+            elapsed,
+            *divmod(round(left), 60),
+        )
+
+    def _note_client(self, server_round: int, good: Trained, bytes_down: int) -> int:
+        """Record a client's line, and return the bytes that its rows took on the wire."""
+        reply = good.reply
+        rows = wire.payload_bytes(reply, self._config.wire__dtype)
+        self._folder.record(
+            "client",
+            round=server_round,
+            client=good.info.client,
+            model=good.info.model,
+            accuracy={"before": _ratio(reply.before), "after": _ratio(reply.after)},
+            correct=reply.after.correct,
+            total=reply.after.total,
+            loss={name.replace("-", "_"): value for name, value in reply.losses.items()},
+            scatter=reply.scatter,
+            samples=reply.contribution.samples,
+            seconds=reply.seconds,
+            bytes={"up": good.bytes_up, "down": bytes_down, "up_rows": rows},
+        )
+        return rows
+
+    def note_evaluation(
+        self, server_round: int, good: Sequence[Evaluated], late: frozenset[str], one_model: bool
+    ) -> None:
+        """Record an evaluation of all clients.
+
+        Args:
+            server_round: The round that is over.
+            good: The good replies, sorted by client.
+            late: Clients that train later than the others, or never.
+            one_model: Whether all clients were evaluated with the same model.
+        """
+        entries = [_evaluation_entry(each, late) for each in good]
+        figures = evaluation_figures(entries, one_model=one_model)
+        self._folder.record("evaluation", round=server_round, clients=entries, one_model=one_model, **figures)
+
+
+def _evaluation_entry(good: Evaluated, late: frozenset[str]) -> dict[str, Any]:
+    return {
+        "client": good.info.client,
+        "model": good.info.model,
+        "correct": good.reply.correct,
+        "total": good.reply.total,
+        "correct_prototype": good.reply.correct_prototype,
+        "class_correct": good.reply.class_correct,
+        "class_total": good.reply.class_total,
+        "class_predicted": good.reply.class_predicted,
+        "domain": good.info.domain,
+        "late": good.info.client in late,
+    }
+
+
+def _mean_losses(good: Sequence[Trained]) -> dict[str, float | None]:
+    """Return the mean of each loss over the clients that trained; ``None`` if none did."""
+    trained = [each.reply.losses for each in good if each.reply.contribution.samples]
+    return {
+        name.replace("-", "_"): sum(losses[name] for losses in trained) / len(trained) if trained else None
+        for name in wire.LOSSES
+    }
+
+
+def _ratio(evaluation: wire.Evaluation) -> float | None:
+    return evaluation.correct / evaluation.total if evaluation.total else None

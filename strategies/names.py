@@ -1,0 +1,49 @@
+"""Find names in the settings that no table knows."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from isoproto.config import ANCHOR_TERMS, AUTO
+from isoproto.data import DATASETS, PARTITIONERS, class_names
+from isoproto.errors import ConfigError
+from isoproto.losses import LOSSES
+from isoproto.registry import lookup
+from models import HEADS, architecture_for
+from strategies import STRATEGIES
+
+
+def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error text for each setting whose name no table has.
+
+    Args:
+        settings: Settings by field name, such as ``strategy`` or ``models``; those that are absent are not checked.
+    """
+    checks: dict[str, Callable[[str], object]] = {
+        "strategy": lambda name: lookup(STRATEGIES, "strategy", name),
+        "alignment": _check_alignment,
+        "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
+        "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
+        "classes": class_names,
+        "models": lambda names: architecture_for(names, 0),
+        "heads": lambda name: lookup(HEADS, "heads", name),
+    }
+    for key in [key for key in checks if key in settings]:
+        try:
+            checks[key](settings[key])
+        except ConfigError as err:
+            yield str(err)
+
+
+def _check_alignment(text: str) -> None:
+    terms = [term.strip() for term in text.split("+")]
+    choices = dict.fromkeys((AUTO, "none", *LOSSES, *ANCHOR_TERMS))
+    for term in terms:
+        lookup(choices, "alignment", term)
+    if len(terms) > 1 and (alone := {AUTO, "none"}.intersection(terms)):
+        raise ConfigError(f"`{min(alone)}` stands alone in `alignment`, got {text!r}; name the terms to be joined by +")
+    structural = [term for term in terms if term not in ANCHOR_TERMS]
+    if len(structural) > 1 or len(set(terms)) < len(terms):
+        raise ConfigError(
+            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {' and '.join(ANCHOR_TERMS)}; "
+            f"got {text!r}"
+        )
