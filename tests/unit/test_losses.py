@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from isoproto.losses import LOSSES, alignment_terms, batch_targets, procrustes_split
+from isoproto.losses import LOSSES, AlignmentLoss, alignment_terms, batch_targets, procrustes_split
 
 P = [[1, 0, 2], [0, 1, 1], [2, 1, 0], [1, 3, 1]]
 Q = [[2, 1, 0], [0, 2, 1], [1, 0, 3], [1, 1, 1]]
@@ -542,3 +542,43 @@ def test_pairs_need_as_many_rows(name):
 def test_coordinates_need_the_same_width(name):
     with pytest.raises(ValueError, match=r"the same shape, got \(4, 3\) and \(4, 2\)"):
         LOSSES[name].pair(torch.zeros(4, 3), torch.zeros(4, 2))
+
+
+# A loss made of its pair function
+
+
+def made_of_pair(name):
+    return AlignmentLoss.of_pair(LOSSES[name].pair, weights=LOSSES[name].weights)
+
+
+@pytest.mark.parametrize("missing", ["mask", "self"])
+@pytest.mark.parametrize("present", [ALL, WITHOUT_2, ~ALL])
+@pytest.mark.parametrize("name", COORDINATE)
+def test_a_loss_made_of_its_pair_function_is_the_written_one(name, present, missing):
+    z, prototypes, made = f64(Z).requires_grad_(), f64(PG), made_of_pair(name)
+    got = alignment_terms(made, z, Y, made.target(prototypes, present), present, missing=missing)
+    wanted = terms(name, z, Y, prototypes, present, missing=missing)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(gradient(sum(got), z), gradient(sum(wanted), z))
+    assert (made.kind, made.weights) == ("coordinates", LOSSES[name].weights)
+
+
+def test_losses_made_of_a_pair_function_train_several_clients_together():
+    made, features = made_of_pair("mse"), randn(3, len(Y), 2)
+    (batch,) = batch_targets(made, [Y], f64(PG)[:, :2], ALL, dtype=torch.float64)
+    together = torch.vmap(lambda x: made.compare(x, *batch.constants))(features)
+    torch.testing.assert_close(together, torch.stack([batch(x) for x in features]))
+
+
+def test_rows_that_do_not_count_cannot_make_a_pair_function_divide_by_zero():
+    made = AlignmentLoss.of_pair(lambda a, b: (a / b).mean(), weights=(1.0, 1.0))
+    z, prototypes = f64(Z).requires_grad_(), f64(PG).abs() + 1
+    got = alignment_terms(made, z, Y, made.target(prototypes, WITHOUT_2), WITHOUT_2)
+    assert all(value.isfinite() for value in got)
+    assert gradient(sum(got), z).isfinite().all()
+
+
+def test_a_pair_function_meets_features_of_its_width_only():
+    made = made_of_pair("mse")
+    with pytest.raises(ValueError, match=r"the same width, got \(6, 3\) and \(6, 4\)"):
+        alignment_terms(made, torch.zeros(6, 3), Y, torch.zeros(3, 4), ALL)
