@@ -247,7 +247,7 @@ def _contrast(
             f"hpcl: the temperature must be > 0 and the margin >= 0, got {temperature} and {float(margin)}"
         )
     rows = torch.where(present.unsqueeze(1), directions, 0) / temperature
-    # A sample whose class is not present has weight 0. Its offsets are 0, not minus infinity, to keep it finite.
+    # A sample whose class is not present has weight 0. Its offsets hold no minus infinity, so its numbers stay finite.
     absent = present.unsqueeze(1) & ~present
     offsets = torch.zeros_like(absent, dtype=rows.dtype).masked_fill(absent, -torch.inf)
     margin = torch.as_tensor(margin, dtype=rows.dtype, device=rows.device)

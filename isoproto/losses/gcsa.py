@@ -40,8 +40,8 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
         shape, and if all rows of an argument are equal.
 
     Example:
-        Two points lie apart while the other two lie at the centre. Exchanging both pairs gives a Gram matrix that is
-        orthogonal to the first:
+        In ``a`` the first two points lie apart and the last two at the centre. Exchanging the pairs gives a Gram
+        matrix that is orthogonal to the first:
 
         >>> a = torch.tensor([[1.0], [-1.0], [0.0], [0.0]])
         >>> pair(a, 3 * a + 1), pair(a, a.flip(0))
