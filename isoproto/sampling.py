@@ -1,7 +1,4 @@
-"""Draw the clients that train in a round, and divide them among the workers of a simulation.
-
-Draws depend on the seed, the round and the names of the clients only.
-"""
+"""Who trains in a round, a function of (seed, round) over stable client names; and who trains beside whom."""
 
 import heapq
 import math
@@ -12,13 +9,12 @@ from isoproto.seeding import numpy_generator
 
 
 def cohort_size(clients: int, fraction: float, over_sample: float = 0.0) -> int:
-    """Return how many clients are asked to train in a round.
+    """Return how many clients a round asks.
 
     Args:
-        clients: Number of clients that are present.
-        fraction: Share of these clients whose replies are wanted, in (0, 1]. Rounded to the nearest whole client, but
-            at least one.
-        over_sample: How many more clients to ask, as a share of the number wanted, >= 0. Rounded up.
+        clients: How many are present.
+        fraction: Share of them whose replies are wanted, in (0, 1]; rounded to the nearest whole client, one at least.
+        over_sample: So many more of those wanted, as a share of them, >= 0; rounded up.
 
     Example:
         >>> cohort_size(10, 0.25), cohort_size(10, 0.25, over_sample=0.5), cohort_size(10, 1.0, over_sample=0.5)
@@ -33,15 +29,15 @@ def cohort(
 ) -> list[str]:
     """Draw the clients that train in a round, uniformly and without replacement.
 
-    Clients are drawn by their names in sorted order, since Flower's node ids change with every run. So neither the
-    order of arrival nor a restart changes which clients are drawn.
+    Flower's node ids change with every run, so clients are drawn by their stable names, in sorted order:
+    neither the order of arrival nor a restart changes the cohort.
 
     Args:
         clients: Names of the clients that are present.
-        fraction: Share of these clients whose replies are wanted, see :func:`cohort_size`.
+        fraction: Share of them to draw, see ``cohort_size``.
         seed: The run's seed.
-        server_round: Number of the round, >= 1.
-        over_sample: Share of clients to draw in addition, see :func:`cohort_size`.
+        server_round: The round, >= 1.
+        over_sample: Share of those that are drawn besides, likewise.
 
     Returns:
         The names drawn, sorted.
@@ -61,11 +57,11 @@ def cohort(
 
 
 def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> frozenset[str]:
-    """Draw the clients that join the training late. At least one client is not drawn.
+    """Draw the clients that are kept from training at first; one at least is not.
 
     Args:
-        clients: Names of all clients of the run.
-        fraction: Share of these clients to draw, in [0, 1). Rounded to the nearest whole client.
+        clients: Names of all clients there will be.
+        fraction: Share of them to draw, in [0, 1); rounded to the nearest whole client.
         seed: The run's seed.
 
     Example:
@@ -79,26 +75,24 @@ def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> froze
     return frozenset(names[i] for i in drawn)
 
 
-# Seconds of work in one message. The longest is long enough to make the cost of a message negligible. Messages become
-# shorter towards the end of a round, so that no worker has a long one left while the others are idle. `_SHARE` is the
-# part of a worker's remaining work that its next message gets.
+# Seconds of work in one message: at most so long that passing it on costs nothing beside it, and towards the end ever
+# shorter, so that no worker is left with a long one while the others idle.
 _LONGEST, _SHORTEST, _SHARE = 2.0, 0.1, 0.5
 
 
 def share_out(clients: Iterable[str], cost: Callable[[str], float | None], workers: int) -> list[list[str]]:
-    """Group the clients of a simulation, so that each message gives one worker several clients.
+    """Put clients of a simulation together that one worker shall answer for with one message.
 
-    The work of each worker is cut into messages, and each message gets a fixed share of the work that is left. The
-    grouping changes how long a round takes, but no result.
+    Each worker's part is cut into messages of a fixed share of what is left of it. Which message a client is in
+    changes nothing but the time.
 
     Args:
-        clients: Names of the clients.
-        cost: Returns the seconds that a client is expected to take, or ``None`` if unknown. A client of unknown cost
-            gets a message of its own.
-        workers: Number of worker processes, >= 1.
+        clients: Names.
+        cost: Seconds that a client is going to take; ``None`` if nothing is known, and the client stays alone.
+        workers: Processes that answer, >= 1.
 
     Returns:
-        Groups of names, in the order in which workers should take them.
+        Groups of names in the order in which workers should take them.
 
     Example:
         >>> share_out("abcd", {"a": 0.1, "b": 0.5, "c": 0.2, "d": 0.3}.get, workers=2)
@@ -113,7 +107,7 @@ def share_out(clients: Iterable[str], cost: Callable[[str], float | None], worke
         else:
             known.append((seconds, client))
     left = sum(seconds for seconds, _ in known) / workers
-    room: list[tuple[float, int]] = []  # (-seconds, index); negative, since a heap pops the smallest
+    room: list[tuple[float, int]] = []  # negative, so that a heap gives the largest
     while left > _SHORTEST or (left > 0 and not room):
         part = min(_LONGEST, max(_SHARE * left, _SHORTEST))
         room += [(-part, len(room) + worker) for worker in range(workers)]
