@@ -1,4 +1,4 @@
-"""Model architectures by name, and families that are dealt out to clients."""
+"""Build models by name, and choose each client's architecture and head from a group."""
 
 import functools
 from collections.abc import Callable
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
-    # small ones, for tests, the demo and CPUs
+    # small models, for tests, the demo and CPUs
     "cnn": cnn,
     "inception": inception,
     "mlp": mlp,
@@ -47,7 +47,7 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
     "resnet": resnet,
     "tiny_cnn": tiny_cnn,
     "vit": vit,
-    # those of the papers
+    # models of the papers
     "cnn4": cnn4,
     "googlenet": googlenet,
     "mobilenet_v2": mobilenet_v2,
@@ -68,11 +68,11 @@ MODELS: dict[str, Callable[[ModelSpec], nn.Module]] = {
 """Models for pictures."""
 
 TEXT_MODELS: dict[str, Callable[[TextSpec], nn.Module]] = {
-    # small ones of the kinds below
+    # small variants of the models below
     "bag_mlp_150": bag_mlp(150),
     "bag_mlp_300_150": bag_mlp(300, 150),
     "bag_mlp_300_150_60": bag_mlp(300, 150, 60),
-    # those of the papers
+    # models of the papers
     "bag_mlp": bag_mlp(),
     "bag_mlp_200": bag_mlp(200),
     "bag_mlp_500": bag_mlp(500),
@@ -95,7 +95,7 @@ _HTFE8 = (
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "demo4": ("cnn", "resnet", "mobilenet", "inception"),
-    # The papers' groups. Two names mean different lists in FedHPro and in HtFLlib, whose groups FedSAF uses.
+    # The papers' groups. Two names mean one list in FedHPro and another in HtFLlib, whose groups FedSAF uses.
     "htfe2": ("cnn4", "resnet18"),
     "htfe3": ("resnet10", "resnet18", "resnet34"),
     "htfe4": ("cnn4", "googlenet", "mobilenet_v2", "resnet18"),
@@ -109,24 +109,24 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "htfe9": tuple(f"resnet{layers}" for layers in (4, 6, 8, 10, 18, 34, 50, 101, 152)),
     "htm4": ("cnn4", "mobilenet_v2", "resnet18", "vit_b16"),
     "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
-    # Text: HtFLlib's group, which FedSAF uses; FedHPro has no group for text, all its clients have `textcnn`.
+    # For text: HtFLlib's group, which FedSAF uses. FedHPro has no group for text: all its clients have `textcnn`.
     "htfe6txt": ("fasttext", "lstm", "bilstm", "transformer", "text_logistic", "gru"),
-    # Perceptrons on counts of words: HtFLlib's group, and the one of FedSAF's authors' code.
+    # Perceptrons on counts of words: the group of HtFLlib, and the group in the code of FedSAF's authors.
     "mlp4txt": ("bag_mlp", "bag_mlp_500", "bag_mlp_1000_500", "bag_mlp_1000_500_200"),
     "mlp5txt": ("bag_mlp", "bag_mlp_200", "bag_mlp_500", "bag_mlp_1000_500", "bag_mlp_1000_500_200"),
     "text4": ("textcnn", "fasttext", "bilstm", "transformer"),
 }
 
 HEADS: dict[str, tuple[tuple[float, ...], ...]] = {
-    # Hidden widths as multiples of the feature width, one list for each kind of head that is dealt out.
+    # For each head that is dealt out: its hidden widths, as multiples of the feature width.
     "linear": ((),),
     "mixed": ((), (1,), (1, 1), (1, 1, 1)),  # one to four fully connected layers
     "htc4": ((1,), (1, 1), (1, 1 / 2), (1, 1 / 4)),  # HtFLlib's group, without the ReLU it puts on the logits
-    # Those of the groups of models with these names: on 512 features a ViT's hidden layer is as wide as the ViT, 768.
+    # Heads for the models of the same names. With 512 features a ViT's hidden layer is as wide as the ViT: 768.
     "htm4": (*3 * ((),), (3 / 2,)),
     "htm10": (*8 * ((),), (3 / 2,), (3 / 2,)),
 }
-_ACTIVATION = {"htm4": "tanh", "htm10": "tanh"}  # of hidden layers, where it is no ReLU
+_ACTIVATION = {"htm4": "tanh", "htm10": "tanh"}  # activation of hidden layers, where it is not a ReLU
 
 
 def architectures(models: str) -> tuple[str, ...]:
@@ -134,11 +134,11 @@ def architectures(models: str) -> tuple[str, ...]:
 
     Args:
         models: A name in ``FAMILIES``, or names in ``MODELS``, in ``TEXT_MODELS`` or of a user's own functions
-            (``FILE.py:callable``) separated by commas. Nothing is imported here.
+            (``FILE.py:callable``), separated by commas. A user's file is not imported here.
 
     Raises:
-        ConfigError: If any of the names is unknown, the papers disagree on what it means, or some models are for
-            pictures and others for text.
+        ConfigError: If a name is unknown, the papers disagree on its meaning, or some models are for pictures and
+            others for text.
 
     Example:
         >>> architectures("htfe2")
@@ -167,7 +167,7 @@ def architecture_for(models: str, partition: int) -> str:
         partition: The client's partition id, >= 0.
 
     Raises:
-        ConfigError: If any of the names is unknown, or the papers disagree on what it means.
+        ConfigError: If a name is unknown, or the papers disagree on its meaning.
 
     Example:
         >>> [architecture_for("cnn, resnet", i) for i in range(3)]
@@ -178,7 +178,7 @@ def architecture_for(models: str, partition: int) -> str:
 
 
 def head_for(heads: str, partition: int, feature_dim: int) -> HeadShape:
-    """Return a client's head: entry ``partition`` modulo their number of ``HEADS[heads]``.
+    """Return the shape of a client's head: ``HEADS[heads]`` at the client's partition id modulo its length.
 
     Args:
         heads: A name in ``HEADS``.
@@ -200,11 +200,11 @@ def head_for(heads: str, partition: int, feature_dim: int) -> HeadShape:
 
 
 def create_model(name: str, spec: ModelSpec | TextSpec, seed: int) -> FeatureModel:
-    """Build a model with weights that are a function of ``seed``; global generators are left as they were.
+    """Build a model whose initial weights depend on ``seed`` alone; global random generators are not changed.
 
     Raises:
-        ConfigError: If no architecture has the name, it is for other data than ``spec`` describes, or a user's own
-            model cannot be used.
+        ConfigError: If no architecture has the name, the architecture is for other data than ``spec`` describes, or a
+            user's model cannot be used.
     """
     if not is_own(name):
         lookup({**MODELS, **TEXT_MODELS}, "model", name)

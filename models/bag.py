@@ -1,4 +1,4 @@
-"""Perceptrons on bags of words."""
+"""Perceptrons that read how often each word occurs in a text."""
 
 import itertools
 from collections.abc import Callable
@@ -13,13 +13,13 @@ _FEATURES = 100
 
 
 class Bag(nn.Module):
-    """Count each of the most frequent words in a batch of texts.
+    """Count how often each of the most frequent words occurs in each text of a batch.
 
-    Tokens are in the order of how frequent their words are, behind padding (0) and the unknown word (1). Those two are
-    not counted, nor are rarer words. Without parameters.
+    Token ids are in descending order of frequency, after padding (0) and the unknown word (1). These two and rarer
+    words are not counted. The layer has no parameters.
 
     Args:
-        words: Words that are counted.
+        words: Number of words that are counted.
 
     Example:
         >>> Bag(2)(torch.tensor([[3, 2, 3, 1, 9, 0], [2, 0, 0, 0, 0, 0]]))
@@ -33,20 +33,20 @@ class Bag(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens ``[B, L]`` to counts ``[B, words]``, float32."""
-        columns = tokens.long().clamp(max=self.words + 2)  # the last column is for the rarer words
+        columns = tokens.long().clamp(max=self.words + 2)  # the last column takes the rarer words
         counts = torch.zeros(len(tokens), self.words + 3, device=tokens.device)
         return counts.scatter_add(1, columns, torch.ones_like(columns, dtype=counts.dtype))[:, 2:-1]
 
 
 def bag_mlp(*hidden: int) -> Callable[[TextSpec], nn.Module]:
-    """Return a builder of a perceptron on the counts of a text's 5,000 most frequent words, 100 wide at its end.
+    """Return a builder of a perceptron on the counts of the 5,000 most frequent words; its last layer is 100 wide.
 
-    HtFLlib's models for Amazon reviews, which FedSAF's (arXiv:2605.05959) authors' code takes. They read bags of 5,000
-    words; how those are weighted is not told, and here a word counts as often as it occurs. A smaller vocabulary is
-    counted as a whole.
+    These are HtFLlib's models for Amazon reviews, which the code of FedSAF's authors (arXiv:2605.05959) uses. They read
+    bags of 5,000 words, and their authors do not say how words are weighted. Here a word counts as often as it
+    occurs. If the vocabulary is smaller, all its words are counted.
 
     Args:
-        hidden: Widths of the hidden layers; a ReLU follows each of them, and the last layer.
+        hidden: Widths of the hidden layers. A ReLU follows each of them and the last layer.
     """
 
     def build(spec: TextSpec) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What every model is: features ``[B, d]`` and a head on them."""
+"""The form of every model: a base that computes features ``[B, d]``, and a head that turns them into logits."""
 
 import itertools
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from isoproto.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What comes between features and logits.
+    """The layers between features and logits.
 
     Attributes:
-        hidden: Widths of the hidden layers, none for a linear head.
-        activation: What follows each of them, a name in ``ACTIVATIONS``; nothing follows the logits.
+        hidden: Widths of the hidden layers; empty for a linear head.
+        activation: Name in ``ACTIVATIONS`` of the function after each hidden layer. No function follows the logits.
     """
 
     hidden: tuple[int, ...] = ()
@@ -28,15 +28,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What a model must fit.
+    """The pictures, feature width and classes that a model must fit.
 
     Attributes:
-        channels: Channels of a picture.
-        height: Its height in pixels.
-        width: Its width in pixels.
+        channels: Number of channels of a picture.
+        height: Height of a picture in pixels.
+        width: Width of a picture in pixels.
         feature_dim: Feature width d, the same for all clients of a federation.
-        num_classes: C.
-        head: What its head is, by default linear.
+        num_classes: Number of classes C.
+        head: Shape of the model's head, by default linear.
     """
 
     channels: int
@@ -49,14 +49,14 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class TextSpec:
-    """What a model for text must fit.
+    """The texts, feature width and classes that a model for text must fit.
 
     Attributes:
-        vocabulary: Number of token ids, padding (0) and the unknown word (1) among them.
-        length: Tokens of the longest text.
+        vocabulary: Number of token ids, including padding (0) and the unknown word (1).
+        length: Number of tokens of the longest text.
         feature_dim: Feature width d, the same for all clients of a federation.
-        num_classes: C.
-        head: What its head is, by default linear.
+        num_classes: Number of classes C.
+        head: Shape of the model's head, by default linear.
     """
 
     vocabulary: int
@@ -67,19 +67,19 @@ class TextSpec:
 
 
 class FeatureModel(nn.Module):
-    """A base that maps pictures or texts to L numbers, pooled to d features, and a head of one or more linear layers.
+    """A model in two parts: a base whose output is pooled to d features, and a head of one or more linear layers.
 
-    The pooling is a parameter-free 1-D adaptive average over the feature axis: output q is the mean of the
-    inputs with indices in [floor(q L / d), ceil((q + 1) L / d)), and the identity where L is d.
+    The base maps each sample to L numbers. The pooling is a 1-D adaptive average over them, without parameters: output
+    q is the mean of the inputs with indices in [floor(q L / d), ceil((q + 1) L / d)). If L is d, nothing changes.
 
     Args:
         base: Maps pictures ``[B, channels, height, width]``, or token ids ``[B, length]``, to ``[B, L]``.
-        feature_dim: d.
-        num_classes: C.
-        head: What the head is, by default linear.
+        feature_dim: Feature width d.
+        num_classes: Number of classes C.
+        head: Shape of the head, by default linear.
 
     Attributes:
-        layout: How a batch of pictures is to lie in memory, as the model's weights do: see :meth:`place`.
+        layout: Memory layout that batches of pictures should have, as the model's weights have it: see :meth:`place`.
 
     Example:
         >>> model = FeatureModel(nn.Flatten(), feature_dim=2, num_classes=3)
@@ -98,13 +98,13 @@ class FeatureModel(nn.Module):
         layers: list[nn.Module] = []
         for inputs, outputs in itertools.pairwise((feature_dim, *head.hidden, num_classes)):
             layers += [nn.Linear(inputs, outputs), ACTIVATIONS[head.activation]()]
-        # A linear head keeps its plain names, `head.weight` and `head.bias`.
+        # A linear head is not wrapped, so that its tensors keep the names `head.weight` and `head.bias`.
         self.head = nn.Sequential(*layers[:-1]) if head.hidden else layers[0]
         self.width = feature_dim
 
     @property
     def linear_head(self) -> tuple[Tensor, Tensor]:
-        """Weight ``[C, d]`` and bias ``[C]`` of a linear head, detached.
+        """Return weight ``[C, d]`` and bias ``[C]`` of a linear head, detached.
 
         Raises:
             ConfigError: If the head has hidden layers.
@@ -117,11 +117,11 @@ class FeatureModel(nn.Module):
         """Move the model to a device and return it.
 
         Args:
-            device: Where to.
-            rearrange: Let weights and pictures lie there as its convolutions are fastest: with the channels last, which
-                on a CPU takes 4 to 13 % off the training of a small network and up to 30 % off larger ones, and is what
-                the tensor cores of a GPU work on. A model that reshapes feature maps with ``Tensor.view`` does not
-                work so.
+            device: The device.
+            rearrange: Whether to store weights and pictures with the channels last, in which convolutions are fastest.
+                On a CPU this saves 4 to 13 % of the training time of a small network and up to 30 % of larger ones.
+                The tensor cores of a GPU work on this layout too. It breaks a model that reshapes feature maps with
+                ``Tensor.view``. Apple's GPUs keep the default layout.
         """
         if rearrange and device.type != "mps":
             self.layout = torch.channels_last
@@ -141,7 +141,7 @@ class FeatureModel(nn.Module):
 
 
 class CellPool(nn.Module):
-    """Average a feature map to ``size`` x ``size`` cells, whatever the picture's size; then flatten."""
+    """Average a feature map of any size into ``size`` x ``size`` cells, and flatten the result."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -155,23 +155,26 @@ class CellPool(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """Lay a feature map out channels last, the layout in which CPUs convolve few channels fastest."""
+    """Store a feature map with the channels last, the layout in which CPUs convolve few channels fastest."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``[B, c, h, w]`` with another memory layout."""
-        # The permutations say the same as `contiguous(memory_format=...)`, which `torch.vmap` refuses.
+        """Return ``x`` ``[B, c, h, w]`` with the same values in the other memory layout."""
+        # The permutations do the same as `contiguous(memory_format=...)`, which `torch.vmap` refuses.
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def conv_norm(inputs: int, outputs: int, kernel: int = 3, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """A convolution without bias and its BatchNorm."""
+    """Return a convolution without bias, followed by BatchNorm."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(outputs)
     )
 
 
 def stem(channels: int, outputs: int) -> list[nn.Module]:
-    """A strided 5x5 convolution and a max-pool: the maps are a quarter as wide before the costly layers."""
+    """Return the first layers of a small network: a strided 5x5 convolution and a max-pool.
+
+    They leave a quarter of the rows and columns, so that the costly layers behind them have less to do.
+    """
     return [
         nn.Conv2d(channels, outputs, 5, 2, 2, bias=False),
         ChannelsLast(),

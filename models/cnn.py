@@ -7,10 +7,10 @@ from models.base import CellPool, ChannelsLast, ModelSpec
 
 
 def cnn(spec: ModelSpec) -> nn.Module:
-    """A strided 5x5 and two 3x3 convolutions: 16, 32, 64 channels, then a linear layer to 128.
+    """Return a strided 5x5 and two 3x3 convolutions with 16, 32 and 64 channels, then a linear layer to 128.
 
-    GroupNorm (Wu and He, ECCV 2018) makes no difference between training and evaluation and needs no batch. Without
-    any normalisation this network left the finite numbers on a client with few classes, at SGD 0.02 with momentum 0.9
+    GroupNorm (Wu and He, ECCV 2018) works alike in training and evaluation and does not depend on the batch. Without
+    normalisation this network diverged to infinite numbers on a client with few classes, with SGD at 0.02, momentum 0.9
     and cross-entropy alone.
     """
     return nn.Sequential(
@@ -32,7 +32,7 @@ def cnn(spec: ModelSpec) -> nn.Module:
 
 
 def tiny_cnn(spec: ModelSpec) -> nn.Module:
-    """Patches of 4x4 pixels and a strided 3x3 convolution: 8, 16 channels, then a linear layer to 128."""
+    """Return a convolution on patches of 4x4 pixels and a strided 3x3 one, 8 and 16 channels, then a layer to 128."""
     return nn.Sequential(
         nn.Conv2d(spec.channels, 8, 4, 4),
         nn.GroupNorm(2, 8),
@@ -46,10 +46,10 @@ def tiny_cnn(spec: ModelSpec) -> nn.Module:
 
 
 def cnn4(spec: ModelSpec) -> nn.Module:
-    """Two 5x5 convolutions of 32 and 64 channels, each max-pooled, and a linear layer to 512; the head is the fourth.
+    """Return two max-pooled 5x5 convolutions with 32 and 64 channels and a linear layer to 512.
 
-    Nothing is padded, and the linear layer takes every cell: its size grows with the picture, from 0.8 million weights
-    at 32x32 to 92 million at 224x224.
+    The head is the fourth layer. Nothing is padded, and the linear layer reads every cell. So its size grows with the
+    picture, from 0.8 million weights at 32x32 to 92 million at 224x224.
 
     Raises:
         ConfigError: If the picture is too small for the second pooling.

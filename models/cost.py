@@ -1,4 +1,4 @@
-"""What a model costs: its parameters, and the arithmetic of one forward pass."""
+"""Count the parameters of a model and the arithmetic operations of one forward pass."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from models import ModelSpec, TextSpec, create_model
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The size of a model.
+    """The size of a model, including its head.
 
     Attributes:
-        parameters: Trainable numbers, the head's among them.
-        flops: Floating-point operations of the matrix products and convolutions of one sample's forward pass, the
-            head's among them; a multiply-add counts as two, everything else as none.
+        parameters: Number of trainable numbers.
+        flops: Floating-point operations of the matrix products and convolutions in the forward pass of one sample. A
+            multiply-add counts as two; other operations are not counted.
         width: Width of the features before they are pooled to ``feature_dim``.
     """
 
@@ -25,10 +25,10 @@ class Cost:
 
 
 def cost(name: str, spec: ModelSpec | TextSpec) -> Cost:
-    """Count what model ``name`` costs; no number is computed and no memory taken.
+    """Count the parameters and operations of model ``name``, without allocating or computing its tensors.
 
     Raises:
-        ConfigError: If no architecture has the name, or it cannot take such data.
+        ConfigError: If no architecture has the name, or the architecture cannot take such data.
 
     Example:
         >>> cost("cnn4", ModelSpec(channels=3, height=32, width=32, feature_dim=512, num_classes=100))

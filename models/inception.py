@@ -1,4 +1,4 @@
-"""Branches of several kernel sizes side by side (Szegedy et al., CVPR 2015): a small network, and GoogLeNet."""
+"""Networks with parallel branches of several kernel sizes (Szegedy et al., CVPR 2015): a small one, and GoogLeNet."""
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class InceptionBlock(nn.Module):
 
 
 def inception(spec: ModelSpec) -> nn.Module:
-    """Stem of 16 channels and one block, mixed to 32, then a linear layer to 128."""
+    """Return a stem of 16 channels, one block, a 1x1 convolution to 32 channels and a linear layer to 128."""
     return nn.Sequential(
         *stem(spec.channels, 16),
         InceptionBlock(16),
@@ -39,7 +39,7 @@ def inception(spec: ModelSpec) -> nn.Module:
 
 
 def googlenet(spec: ModelSpec) -> nn.Module:
-    """Return torchvision's GoogLeNet, with BatchNorm and without auxiliary heads, 1024 wide; its dropout stays."""
+    """Return torchvision's GoogLeNet with BatchNorm and dropout, without auxiliary heads; it is 1024 wide."""
     from torchvision.models.googlenet import GoogLeNet
 
     net = GoogLeNet(aux_logits=False, init_weights=True)

@@ -6,8 +6,8 @@ from models.base import CellPool, ModelSpec
 
 
 def mlp(spec: ModelSpec) -> nn.Module:
-    """Pictures averaged to 16x16 cells, one hidden layer of 64 units, then a linear layer to 128.
+    """Return an average of the picture to 16x16 cells, a hidden layer of 64 units and a linear layer to 128.
 
-    The cells keep it small whatever the picture's size.
+    Because of the cells the size of the model does not depend on the size of the picture.
     """
     return nn.Sequential(CellPool(16), nn.Linear(256 * spec.channels, 64), nn.ReLU(), nn.Linear(64, 128))

@@ -1,4 +1,4 @@
-"""Depthwise-separable networks: a small one (Howard et al., arXiv:1704.04861), and MobileNetV2."""
+"""Networks of depthwise-separable convolutions: a small one (Howard et al., arXiv:1704.04861), and MobileNetV2."""
 
 from torch import nn
 
@@ -6,13 +6,13 @@ from models.base import CellPool, ModelSpec, conv_norm, stem
 
 
 def _separable(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution per channel, then a mixture of the channels."""
+    """Return a convolution of each channel alone, then a 1x1 convolution that mixes the channels."""
     depthwise = conv_norm(inputs, inputs, stride=stride, groups=inputs)
     return [depthwise, conv_norm(inputs, outputs, 1), nn.ReLU()]
 
 
 def mobilenet(spec: ModelSpec) -> nn.Module:
-    """Stem and two separable convolutions: 24, 64, 64 channels, mixed to 32, then a linear layer to 128."""
+    """Return a stem and two separable convolutions, 24, 64 and 64 channels, mixed to 32, then a layer to 128."""
     return nn.Sequential(
         *stem(spec.channels, 24),
         *_separable(24, 64),
@@ -25,7 +25,7 @@ def mobilenet(spec: ModelSpec) -> nn.Module:
 
 
 def mobilenet_v2(spec: ModelSpec) -> nn.Module:
-    """Return torchvision's MobileNetV2 (Sandler et al., arXiv:1801.04381), 1280 wide; its dropout stays."""
+    """Return torchvision's MobileNetV2 with its dropout (Sandler et al., arXiv:1801.04381); it is 1280 wide."""
     from torchvision.models.mobilenetv2 import MobileNetV2
 
     net = MobileNetV2()

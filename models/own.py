@@ -1,4 +1,4 @@
-"""Models that a user's own function makes."""
+"""Build a model from a user's function, and check that it can be trained."""
 
 import copy
 
@@ -14,16 +14,17 @@ _PROBE = 2  # BatchNorm cannot train on one sample
 
 
 class Adapted(nn.Module):
-    """A feature extractor with its output brought to one row per sample, and widened where it is too narrow.
+    """A user's feature extractor, adapted so that it returns one row of at least ``d`` numbers per sample.
 
-    A map ``[B, L, ...]`` becomes its mean over all places. ``FeatureModel`` pools rows of more than ``d`` numbers; of
-    fewer, pooling would only repeat some, so a linear layer takes them to ``d``.
+    A feature map ``[B, L, ...]`` is averaged over all its places. If a row has fewer than ``d`` numbers, a linear layer
+    widens it to ``d``, since the pooling of ``FeatureModel`` would only repeat numbers. Wider rows are left to that
+    pooling.
 
     Args:
         extractor: Maps ``[B, channels, height, width]`` to ``[B, L]`` or ``[B, L, ...]``, or texts ``[B, length]`` to
             ``[B, L]``.
-        width: L.
-        feature_dim: d.
+        width: Number L of values or channels per sample.
+        feature_dim: Feature width d.
 
     Example:
         >>> Adapted(nn.Conv2d(1, 3, 3), width=3, feature_dim=8)(torch.zeros(2, 1, 9, 9)).shape
@@ -43,19 +44,20 @@ class Adapted(nn.Module):
 
 
 def own_model(name: str, spec: ModelSpec | TextSpec) -> nn.Module:
-    """Build a user's model and try it on one batch, in both modes, with a step backwards.
+    """Build a user's model, and try it on one batch in evaluation and training mode, with a backward pass.
 
-    The function is called with a ``ModelSpec``: ``channels``, ``height``, ``width`` of the pictures, which come as
-    float32 in ``[-1, 1]``; ``feature_dim`` and ``num_classes`` if it wants to know. Where the data are texts it is a
-    ``TextSpec``: ``vocabulary``, and ``length`` of the texts, which come as int32 token ids with zeros behind. It
-    returns a module whose output are features, not class scores: the head is ours.
+    For pictures the function is called with a ``ModelSpec``, which has ``channels``, ``height`` and ``width`` of the
+    pictures, ``feature_dim`` and ``num_classes``. The model then gets float32 pictures in ``[-1, 1]``. For texts the
+    function is called with a ``TextSpec``, which has ``vocabulary`` and ``length`` instead of the size of pictures. The
+    model then gets int32 token ids, with zeros behind the end of a text. The module that the function returns must
+    compute features, not class scores: the head is added here.
 
     Args:
         name: ``module:callable`` or ``FILE.py:callable``.
-        spec: What it must fit.
+        spec: The data and feature width that the model must fit.
 
     Raises:
-        ConfigError: If there is no such function, it fails, or what it makes cannot be trained on such data.
+        ConfigError: If there is no such function, it fails, or its model cannot be trained on such data.
     """
     function = own_callable(name, "model")
     try:
@@ -70,7 +72,7 @@ def own_model(name: str, spec: ModelSpec | TextSpec) -> nn.Module:
 
 def _tried(name: str, extractor: nn.Module, spec: ModelSpec | TextSpec) -> int:
     """Run a copy of a model on one batch, and return the width of its features."""
-    trial = copy.deepcopy(extractor)  # its running statistics and gradients are thrown away
+    trial = copy.deepcopy(extractor)  # the trial must not change the model's running statistics and gradients
     if isinstance(spec, TextSpec):
         batch = torch.randint(spec.vocabulary, (_PROBE, spec.length), dtype=torch.int32)
         given, places = f"texts {tuple(batch.shape)}", False

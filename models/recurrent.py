@@ -1,4 +1,4 @@
-"""Recurrent networks, read out where a text ends (Hochreiter and Schmidhuber 1997; Cho et al., EMNLP 2014)."""
+"""Recurrent networks whose feature is the state at a text's end (Hochreiter and Schmidhuber 1997; Cho et al. 2014)."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,10 @@ from models.text import Words, at_end, inside, trimmed
 
 
 def _states(layers: nn.LSTM | nn.GRU, vectors: Tensor) -> Tensor:
-    """The upper layer's state at each place; in float32 on a CPU, where PyTorch has no LSTM in bfloat16 for each."""
+    """Return the upper layer's state at each place.
+
+    On a CPU this runs in float32, since PyTorch does not have a bfloat16 LSTM for every CPU.
+    """
     if vectors.device.type != "cpu":
         return layers(vectors)[0]  # type: ignore[no-any-return]
     with torch.autocast("cpu", enabled=False):
@@ -16,7 +19,10 @@ def _states(layers: nn.LSTM | nn.GRU, vectors: Tensor) -> Tensor:
 
 
 class _Recurrent(nn.Module):
-    """Two layers; the state of the upper one after the last word. What follows in a batch cannot reach back to it."""
+    """Two layers that read a text forwards; the output is the state of the upper layer after the last word.
+
+    Padding behind the last word cannot change this state.
+    """
 
     def __init__(self, spec: TextSpec, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         super().__init__()
@@ -29,7 +35,7 @@ class _Recurrent(nn.Module):
 
 
 class _BothWays(nn.Module):
-    """One network reads a text forwards and one backwards; the state of each after its last word."""
+    """Two networks that read a text forwards and backwards; the output is the state of each after its last word."""
 
     def __init__(self, spec: TextSpec) -> None:
         super().__init__()
@@ -40,7 +46,7 @@ class _BothWays(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens, lengths = trimmed(tokens)
-        # Two plain networks, since torch's bidirectional one would begin to read backwards in the padding.
+        # These are two plain networks, since torch's bidirectional one would start to read backwards in the padding.
         return torch.cat(
             [
                 at_end(_states(self.onwards, self.words.vectors(tokens)), lengths),
@@ -51,7 +57,7 @@ class _BothWays(nn.Module):
 
 
 def backwards(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Turn each text round and leave its padding where it is.
+    """Reverse the words of each text and leave its padding at the end.
 
     Example:
         >>> backwards(torch.tensor([[5, 6, 7, 0], [8, 9, 0, 0]]), torch.tensor([3, 2]))
@@ -63,15 +69,15 @@ def backwards(tokens: Tensor, lengths: Tensor) -> Tensor:
 
 
 def lstm(spec: TextSpec) -> nn.Module:
-    """Two LSTM layers and a ReLU; dropout 0.2 between and behind them."""
+    """Return two LSTM layers and a ReLU, with dropout 0.2 between and after the layers."""
     return nn.Sequential(_Recurrent(spec, nn.LSTM), nn.ReLU(), nn.Dropout(0.2))
 
 
 def gru(spec: TextSpec) -> nn.Module:
-    """Two GRU layers; dropout 0.2 between and behind them."""
+    """Return two GRU layers, with dropout 0.2 between and after them."""
     return nn.Sequential(_Recurrent(spec, nn.GRU), nn.Dropout(0.2))
 
 
 def bilstm(spec: TextSpec) -> nn.Module:
-    """An LSTM layer each way and a linear layer."""
+    """Return an LSTM layer for each reading direction, followed by a linear layer."""
     return nn.Sequential(_BothWays(spec), nn.Linear(2 * spec.feature_dim, spec.feature_dim))

@@ -1,4 +1,4 @@
-"""Residual networks with BatchNorm (He et al., CVPR 2016): a small one, and torchvision's of 4 to 152 layers."""
+"""Residual networks with BatchNorm (He et al., CVPR 2016): a small one, and torchvision's with 4 to 152 layers."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from models.base import CellPool, ModelSpec, conv_norm, stem
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions whose output is added to that of a 1x1 convolution, the shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class ResidualBlock(nn.Module):
 
 
 def resnet(spec: ModelSpec) -> nn.Module:
-    """Stem and two residual blocks: 16, 32, 64 channels, then a linear layer to 128."""
+    """Return a stem and two residual blocks, 16, 32 and 64 channels, then a linear layer to 128."""
     return nn.Sequential(
         *stem(spec.channels, 16), ResidualBlock(16, 32), ResidualBlock(32, 64, 2), CellPool(2), nn.Linear(256, 128)
     )
 
 
 def _torchvision(spec: ModelSpec, blocks: tuple[int, ...], bottleneck: bool, small_pictures: bool) -> nn.Module:
-    """Build torchvision's network without its last layer, and without the stages that ``blocks`` does not name."""
+    """Build torchvision's network without its last layer, and with as many stages as ``blocks`` has numbers."""
     from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
     stages = (*blocks, 1, 1, 1)[:4]
@@ -49,7 +49,7 @@ def _torchvision(spec: ModelSpec, blocks: tuple[int, ...], bottleneck: bool, sma
 
 
 def narrow_resnet(width: int) -> Callable[[ModelSpec], nn.Module]:
-    """Return a builder of FedHPro's ResNet-10 with ``width``, 2, 4 and 8 times as many channels instead of 64 to 512.
+    """Return a builder of FedHPro's ResNet-10 whose stages have 1, 2, 4 and 8 times ``width`` channels.
 
     The paper's published code has a width of 32. With 64 this is ``deep_resnet(1, 1, 1, 1, small_pictures=True)``.
     """
@@ -73,14 +73,16 @@ def narrow_resnet(width: int) -> Callable[[ModelSpec], nn.Module]:
 def deep_resnet(
     *blocks: int, bottleneck: bool = False, small_pictures: bool = False
 ) -> Callable[[ModelSpec], nn.Module]:
-    """Return a builder of a residual network of up to four stages: 64, 128, 256 and 512 channels, averaged over cells.
+    """Return a builder of a residual network with up to four stages of 64, 128, 256 and 512 channels.
 
-    The stem is ImageNet's for pictures of every size, as in FedSAF: a 7x7 convolution and a max-pool, which leave a
-    quarter of the rows and columns. FedHPro's own ResNet-10 keeps them all.
+    The last feature map is averaged over its cells. As in FedSAF, the stem is that for ImageNet whatever the size of
+    the pictures: a 7x7 convolution and a max-pool, which leave a quarter of the rows and columns. FedHPro's ResNet-10
+    keeps all rows and columns.
 
     Args:
-        blocks: Residual blocks per stage; fewer than four stages end early, and the features are narrower.
-        bottleneck: 1x1, 3x3, 1x1 convolutions and four times the channels, instead of two 3x3 convolutions.
-        small_pictures: A stem of one 3x3 convolution of stride 1 and no pooling (FedHPro).
+        blocks: Number of residual blocks of each stage. With fewer than four stages the features are narrower.
+        bottleneck: Whether a block has 1x1, 3x3 and 1x1 convolutions and four times the channels, instead of two 3x3
+            convolutions.
+        small_pictures: Whether the stem is one 3x3 convolution of stride 1 without pooling (FedHPro).
     """
     return lambda spec: _torchvision(spec, blocks, bottleneck, small_pictures)

@@ -1,4 +1,4 @@
-"""What the models for text have in common: words as vectors, and where a text ends."""
+"""Layers and functions that models for text share: word vectors, and finding where a text ends."""
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,12 @@ from models.base import TextSpec
 class Words(nn.Module):
     """Look up the vectors of a batch of texts, cut to the longest of them.
 
-    Padding stands behind a text and is all zeros: token 0 has the zero vector and learns nothing. A text of padding
-    alone counts as one such token, so that its features are finite.
+    Padding stands behind a text. Its token 0 has the zero vector, which is not trained. A text that is all padding
+    counts as one token, so that its features are finite.
 
     Args:
-        spec: Gives the vocabulary.
-        width: u.
+        spec: The texts; the layer uses the size of their vocabulary.
+        width: Number u of values in a word vector.
     """
 
     def __init__(self, spec: TextSpec, width: int) -> None:
@@ -28,7 +28,7 @@ class Words(nn.Module):
 
 
 def trimmed(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut padding that all texts of a batch have, and return the lengths of the texts too.
+    """Cut off the padding that all texts of a batch share, and return the tokens and the length of each text.
 
     Example:
         >>> trimmed(torch.tensor([[5, 0, 0, 0], [7, 8, 0, 0], [0, 0, 0, 0]]))
@@ -38,13 +38,13 @@ def trimmed(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     lengths = ((tokens != 0) * places).amax(1).clamp(min=1)
-    if tokens.is_meta:  # nothing is known of the texts
+    if tokens.is_meta:  # meta tensors have no values, so the longest text is not known
         return tokens, lengths
     return tokens[:, : int(lengths.max())], lengths
 
 
 def inside(lengths: Tensor, places: int) -> Tensor:
-    """Return which of so many places lie within each text, shape ``[B, places]``, bool.
+    """Return whether each of the first ``places`` places lies within each text, shape ``[B, places]``, bool.
 
     Example:
         >>> inside(torch.tensor([1, 3]), 3)
@@ -55,5 +55,5 @@ def inside(lengths: Tensor, places: int) -> Tensor:
 
 
 def at_end(states: Tensor, lengths: Tensor) -> Tensor:
-    """Return what ``states`` ``[B, T, u]`` are at the last token of each text, shape ``[B, u]``."""
+    """Return the rows of ``states`` ``[B, T, u]`` at the last token of each text, shape ``[B, u]``."""
     return states[torch.arange(len(states), device=states.device), lengths - 1]

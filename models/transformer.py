@@ -1,4 +1,4 @@
-"""A transformer encoder (Vaswani et al., arXiv:1706.03762)."""
+"""A transformer encoder for text (Vaswani et al., arXiv:1706.03762)."""
 
 import math
 
@@ -12,9 +12,9 @@ _HEADS = 8
 
 
 class _Encoder(nn.Module):
-    """Two post-norm layers of eight heads, read out at a learned vector that stands before every text.
+    """Two post-norm layers of eight heads; the output is taken at a learned vector that is put before every text.
 
-    Word vectors have variance 1/u and are scaled by sqrt(u), so they are as large as the sinusoids of their places.
+    Word vectors have variance 1/u and are scaled by sqrt(u), so they are as large as the sinusoids that mark places.
     """
 
     places: Tensor
@@ -27,7 +27,7 @@ class _Encoder(nn.Module):
         self.words = Words(spec, width)
         nn.init.normal_(self.words.vectors.weight[1:], std=1 / self.scale)
         self.start = nn.Parameter(torch.randn(width))
-        # Not in the state: it is no weight, and is the same for all.
+        # Not saved with the model: it is not a weight, and all clients compute the same values.
         self.register_buffer("places", sinusoids(spec.length + 1, width), persistent=False)
         self.dropout = nn.Dropout(0.1)
         self.layers = nn.ModuleList(
@@ -59,8 +59,8 @@ def sinusoids(places: int, width: int) -> Tensor:
 
 
 def transformer(spec: TextSpec) -> nn.Module:
-    """Two encoder layers of eight heads, 2,048 wide inside, dropout 0.1.
+    """Return two encoder layers of eight heads, with 2,048 hidden units each and dropout 0.1.
 
-    It is as wide as the features, or up to seven wider where eight does not divide their number.
+    The encoder is as wide as the features, rounded up to a multiple of eight.
     """
     return nn.Sequential(_Encoder(spec))

@@ -8,15 +8,16 @@ from models.base import ModelSpec
 
 
 def vit(spec: ModelSpec) -> nn.Module:
-    """A small one: 4 layers of 4 heads, 128 wide, on patches of 8 pixels."""
+    """Return a small vision transformer: 4 layers of 4 heads, 128 wide, on patches of 8x8 pixels."""
     return _torchvision(spec, 8, layers=4, heads=4, width=128)
 
 
 def vit_b(patch: int) -> Callable[[ModelSpec], nn.Module]:
-    """Return a builder of torchvision's ViT-B: 12 layers of 12 heads, 768 wide, on patches of ``patch`` pixels.
+    """Return a builder of torchvision's ViT-B: 12 layers of 12 heads, 768 wide, on square patches of side ``patch``.
 
-    Pictures are padded with zeros, right and below, to the next square of whole patches: a zero adds nothing to a
-    patch's embedding. A 28x28 picture becomes four patches of 16 pixels, as one of 32x32 does, or one of 32.
+    Pictures are padded with zeros on the right and below, to the next square of whole patches. A zero adds nothing to
+    the embedding of a patch. A 28x28 picture becomes four patches of side 16, as a 32x32 picture does, or one of side
+    32.
     """
     return lambda spec: _torchvision(spec, patch, layers=12, heads=12, width=768)
 

@@ -1,4 +1,4 @@
-"""Points, clients that hold some of them, and masks of classes: what tests of geometry are made of."""
+"""Inputs for tests of geometry: points, masks of classes, and clients that hold some of the points."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def squares(points):
 
 
 def copies(points, classes_of_clients):
-    """Clients with turned, scaled and shifted copies of some of the points."""
+    """Make clients with turned, scaled and shifted copies of some of the points."""
     d = points.shape[1]
     for k, ids in enumerate(classes_of_clients):
         rotation = torch.linalg.qr(randn(d, d, seed=k)).Q
         yield contribution(ids, (0.5 + k) * points[ids] @ rotation + randn(d, seed=100 + k))
 
 
-# Scales are tied by pairs of classes that two clients share.
+# Classes of each client. The scales of two clients can be compared by the pairs of classes that both hold.
 OVERLAPPING = [[0, 1, 2, 3], [2, 3, 4], [0, 3, 4, 5], [0, 1], [3, 5, 6], [6], []]

@@ -1,4 +1,4 @@
-"""Data sets by name, and their partition over clients."""
+"""Load a data set by its name, and deal it out to clients."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 Loader = Callable[[str, Path], Dataset]
-"""Reads a data set, given what follows the colon of its name (or "") and the folder of ``data-dir``."""
+"""Reads a data set, given the text behind the colon of its name (or "") and the folder of ``data-dir``."""
 
 DATASETS: dict[str, Loader] = {
     "digits4": load_digits4,
@@ -89,15 +89,16 @@ DATASETS: dict[str, Loader] = {
 
 @functools.lru_cache(maxsize=4)
 def load_dataset(name: str, data_dir: str = "") -> Dataset:
-    """Return a data set; this process keeps the four it used last.
+    """Load a data set; each process keeps the four sets that it used last.
 
     Args:
-        name: Key of ``DATASETS``; ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE`` and ``jsonl:FILE`` say where.
-        data_dir: Folder that holds data files and that relative paths start from; empty for the default.
+        name: Key of ``DATASETS``. In ``npz:FILE``, ``imagefolder:FOLDER``, ``csv:FILE`` and ``jsonl:FILE`` the path of
+            the data follows.
+        data_dir: Folder that holds data files, from which relative paths start; empty for the default.
 
     Raises:
         ConfigError: If no data set has the name.
-        DataError: If it cannot be found or read.
+        DataError: If the data cannot be found or read.
 
     Example:
         >>> digits = load_dataset("digits4")

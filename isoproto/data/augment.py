@@ -31,10 +31,10 @@ def flip(x: Tensor, generator: torch.Generator) -> Tensor:
         [[2, 1, 0], [0, 1, 2], [2, 1, 0], [2, 1, 0]]
     """
     chosen = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(_beside(x, chosen)[:, None, None, None], x.flip(3), x)
+    return torch.where(_to_device_of(x, chosen)[:, None, None, None], x.flip(3), x)
 
 
-def _beside(x: Tensor, drawn: Tensor) -> Tensor:
+def _to_device_of(x: Tensor, drawn: Tensor) -> Tensor:
     """Copy numbers that were drawn on the CPU to the device of ``x``, without waiting for a GPU to catch up."""
     # An Apple GPU would read the source after it was freed, so there the copy must be complete before we return.
     return drawn.to(x.device, non_blocking=x.device.type != "mps")
@@ -56,7 +56,7 @@ def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """
     samples, _, height, width = x.shape
     padded = torch.nn.functional.pad(x, [_PADDING] * 4)
-    top, left = _beside(x, torch.randint(0, 2 * _PADDING + 1, (2, samples), generator=generator))
+    top, left = _to_device_of(x, torch.randint(0, 2 * _PADDING + 1, (2, samples), generator=generator))
     rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
     columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
     sample = torch.arange(samples, device=x.device)[:, None, None]

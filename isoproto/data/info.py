@@ -385,7 +385,7 @@ _NO_ROW = DatasetInfo(
 
 
 def info_of(name: str) -> DatasetInfo:
-    """Return what is known of a data set; a set without a row in ``INFOS`` gets the same words as any other.
+    """Return the row of a data set in ``INFOS``; if it has none, a row that says so.
 
     Args:
         name: The data set's name; a colon and what follows it do not matter.

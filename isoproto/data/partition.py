@@ -1,4 +1,4 @@
-"""Which client gets which samples of a data set, to train on and to be tested on."""
+"""Deal the samples of a data set out to clients, and split each client's share into training and test part."""
 
 import functools
 import logging
@@ -42,13 +42,13 @@ logger = logging.getLogger("isoproto")
 
 _MAX_SEED = 2**32 - 1
 _DEFAULT = PartitionOptions()
-# Deals some of the samples out, one part for each client.
 Deal = Callable[[Indices], list[Indices]]
+"""Deals the given samples out and returns one part for each client."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClientSplit:
-    """Indices into a data set: what one client trains on and what it is tested on, disjoint, int64."""
+    """The samples that one client trains on and those it is tested on: disjoint int64 indices into a data set."""
 
     train: Indices
     test: Indices
@@ -66,27 +66,35 @@ def split_clients(
 ) -> list[ClientSplit]:
     """Deal a data set out to clients and split each share into a training and a test part.
 
-    The same arguments give the same answer on every machine, so each node can compute it and take its own share.
+    The same arguments give the same result on every machine, so each node can compute it and take its share.
     Classes that no client holds are logged as a warning.
 
     Args:
-        dataset: What is dealt out.
-        partition: Key of ``PARTITIONERS``, some with an argument: ``classes:0,1,3;2,7;4``, the classes of each client.
+        dataset: The data set to deal out.
+        partition: Key of ``PARTITIONERS``. Some take an argument: ``classes:0,1,3;2,7;4`` lists the classes of each
+            client.
         clients: Number of clients ``N``, >= 1.
-        seed: Of the partition and of the clients' own splits, in ``[0, 2**32)``.
-        options: Settings of the partitioner; ``min_samples`` concerns training and test part together if
-            ``split`` is ``merged``, else the training part, and so does ``imbalance``.
-        split: ``merged``: the official parts are pooled and dealt out, then each client draws its own test part
-            (FedSAF's protocol). ``official``: the official training part is dealt out, and the official test
-            samples go to the clients in proportion to the training samples they hold of the same class (and
-            domain), by largest remainders, each to one client at most; where nobody holds any of a class in a domain,
-            but in another, in proportion to what they hold of that domain. ``global``: the same training parts, and
-            every client is tested on the whole official test part. ``stratified``: as ``official``, with a test part
-            that is drawn from all samples, of each class (and domain) its share up to one sample.
-        test_fraction: Share of a client's samples that is its test part if ``split`` is ``merged``, in
-            ``[0, 1)``. Unless it is 0, a client with two samples or more has at least one in either part; a
-            single sample is for training. If ``split`` is ``stratified``, the share of all samples, rounded, one at
-            least.
+        seed: Seed of the partition and of each client's split into training and test part, in ``[0, 2**32)``.
+        options: Options of the partitioner. If ``split`` is ``merged``, ``min_samples`` and ``imbalance`` concern
+            training and test part together, else the training part alone.
+        split: How training and test parts are made.
+
+            ``merged``: the official parts are pooled and dealt out, then each client draws its test part (FedSAF's
+            protocol).
+
+            ``official``: the official training part is dealt out. The official test samples of a class (and domain)
+            go to clients in proportion to their training samples of it, by largest remainders, each sample to one
+            client at most. If a class has training samples, but none in a domain, its test samples of this domain go
+            to clients in proportion to all their training samples of the domain.
+
+            ``global``: the training parts are those of ``official``, and every client is tested on the whole official
+            test part.
+
+            ``stratified``: as ``official``, with a test part that is drawn from all samples, of each class (and
+            domain) its share up to one sample.
+        test_fraction: Size of the test part, in ``[0, 1)``. If ``split`` is ``merged``, it is a share of the client's
+            samples. Unless it is 0, a client with two samples or more then has at least one in each part, and a single
+            sample is for training. If ``split`` is ``stratified``, it is a share of all samples, rounded, at least one.
 
     Raises:
         ConfigError: If a name is unknown or a number out of range.
@@ -122,7 +130,7 @@ def split_clients(
 
 
 def _kind(dataset: Dataset) -> Indices:
-    """Number the samples' combinations of class, domain and official part."""
+    """Return a number for each sample that stands for its class, domain and official part together."""
     kinds: Indices = 2 * _group(dataset) + _numpy(dataset.test)
     return kinds
 
@@ -142,7 +150,10 @@ def _only(dataset: Dataset, kept: Indices) -> Dataset:
 
 
 def _merged(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
-    """FedSAF's protocol; the calls to ``rng`` are those of HtFLlib's split, one permutation per client."""
+    """Deal out all samples, then let each client draw its test part (FedSAF's protocol).
+
+    The calls to ``rng`` are those of HtFLlib's split: one permutation per client.
+    """
     parts = deal(np.arange(len(dataset.y)))
     shares = []
     for part in parts:
@@ -154,7 +165,7 @@ def _merged(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fract
 
 
 def _official(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
-    """Train parts from the official train part, test parts from the official test part."""
+    """Take training parts from the official training part, and test parts from the official test part."""
     train, test = _official_parts(dataset, "official")
     parts = deal(train)
     tests = _deal_in_proportion(_group(dataset), len(dataset.classes), parts, rng.permutation(test), rng)
@@ -162,13 +173,19 @@ def _official(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fra
 
 
 def _global(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
-    """The same train parts, and one test part for all: FedHPro's Table A9 may be read so."""
+    """Deal out the official training part, and test every client on the whole official test part.
+
+    FedHPro's Table A9 can be read in this way.
+    """
     train, test = _official_parts(dataset, "global")
     return [ClientSplit(train=part, test=test) for part in deal(train)]
 
 
 def _stratified(dataset: Dataset, deal: Deal, rng: np.random.RandomState, test_fraction: float) -> list[ClientSplit]:
-    """As ``_official``, after a test part is drawn by class and domain: FedHPro's HAM10000 has no official one."""
+    """Draw a test part by class and domain, then do as ``_official``.
+
+    FedHPro's HAM10000 has no official test part.
+    """
     test = torch.zeros(len(dataset.y), dtype=torch.bool)
     test[torch.from_numpy(thin(_group(dataset), max(1, round(test_fraction * len(test))), rng))] = True
     return _official(replace(dataset, test=test), deal, rng, test_fraction)
@@ -193,7 +210,7 @@ def _dealt(
     options: PartitionOptions,
     samples: Indices,
 ) -> list[Indices]:
-    """Deal some of the samples out, after their classes have been made as rare as asked."""
+    """Make the classes of some samples as rare as ``options.imbalance`` says, then deal the samples out."""
     labels, domains = _numpy(dataset.y), _domains(dataset)
     samples = samples[long_tail(labels[samples], len(dataset.classes), options.imbalance, rng)]
     parts = partitioner(labels[samples], None if domains is None else domains[samples], clients, rng, options)
@@ -203,13 +220,14 @@ def _dealt(
 def _deal_in_proportion(
     group: Indices, classes: int, parts: list[Indices], test: Indices, rng: np.random.RandomState
 ) -> list[Indices]:
-    """Deal ``test`` in proportion to what each client holds of each ``group``, by largest remainders.
+    """Deal test samples to clients in proportion to their training samples of each group, by largest remainders.
 
-    Where nobody holds a class of a domain, but of another, it is what they hold of the domain: so each domain is tested
-    whole, also where its clients draw a fraction of it.
+    A group is a class in a domain. If nobody holds a group, but somebody holds its class in another domain, the
+    proportions are those of all training samples of the group's domain. So a domain is tested on all its classes even
+    if its clients draw only a fraction of it.
 
     Args:
-        group: Class of each sample of the data set, and ``classes`` times its domain, in ``[0, G)``.
+        group: The group of each sample of the data set: its class plus ``classes`` times its domain, in ``[0, G)``.
         classes: Number of classes.
         parts: Training samples of each of the ``N`` clients.
         test: Test samples in random order.
@@ -228,7 +246,7 @@ def _deal_in_proportion(
     share += rank < left  # [N, G]
 
     order = test[np.argsort(group[test], kind="stable")]
-    order = order[total[group[order]] > 0]  # nobody is asked about what nobody learns
+    order = order[total[group[order]] > 0]  # a class that nobody learns is not tested
     owner = np.repeat(np.tile(np.arange(len(parts)), groups), share.T.ravel())
     return gather(order, owner, len(parts))
 
@@ -244,7 +262,7 @@ SPLITS: dict[str, Split] = {
 
 
 def client_data(dataset: Dataset, split: ClientSplit) -> ClientData:
-    """Copy one client's samples out of the data set, into tensors of its own.
+    """Copy the samples of one client out of the data set into new tensors.
 
     Example:
         >>> from isoproto.data import load_dataset
@@ -275,12 +293,13 @@ def class_counts(labels: Tensor | Labels, num_classes: int) -> Indices:
 def partition_table(counts: Indices, width: int = 100, max_rows: int = 40) -> str:
     """Return a table of samples per client and class, for the log.
 
-    One row a client, one column a class where that fits; else the client's largest classes as ``class:samples``.
+    Each client has a row. Each class has a column if that fits; otherwise the client's largest classes are listed as
+    ``class:samples``.
 
     Args:
         counts: Samples of each client and class, shape ``[N, C]``.
         width: Longest line in characters, >= 40.
-        max_rows: Clients that are listed, >= 1; the first line sums up all.
+        max_rows: Largest number of clients listed, >= 1; the first line sums up all clients.
 
     Example:
         >>> print(partition_table(np.array([[5, 0], [12, 3]])))
@@ -308,7 +327,7 @@ def partition_table(counts: Indices, width: int = 100, max_rows: int = 40) -> st
 
 
 def _largest_classes(counts: Indices, width: int) -> str:
-    """As many ``class:samples`` as fit, largest first."""
+    """Return as many ``class:samples`` as fit into ``width`` characters, largest first."""
     text = ""
     for label in np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]:
         longer = f"{text} {label}:{counts[label]}"

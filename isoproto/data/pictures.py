@@ -1,4 +1,4 @@
-"""Encoded pictures to one array: the part that all readers of picture files share."""
+"""Decode picture files into one array, for all readers of picture files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from torch.nn import functional
 from isoproto.errors import DataError
 
 if TYPE_CHECKING:
-    from PIL import Image  # below where it is used: not every machine that trains decodes pictures
+    from PIL import Image  # imported where it is used, since not every machine that trains decodes pictures
 
 logger = logging.getLogger("isoproto")
 
 _GREY_MODES = {"1", "L", "LA"}
-_DEEP_MODES = {"I", "F"}  # and "I;16", "I;16B", ...: more than eight bits a channel
-_ORIENTATION = 0x0112  # EXIF's tag of that name; its values 2 to 8, and what undoes them:
+_DEEP_MODES = {"I", "F"}  # these, "I;16", "I;16B" and so on have more than eight bits per channel
+_ORIENTATION = 0x0112  # EXIF's tag of that name
+# Values 2 to 8 of that tag, and the transposition that undoes each.
 _TURNS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -37,8 +38,8 @@ _TURNS = {
     8: "ROTATE_90",
 }
 _UPRIGHT, _SIDEWAYS = 1, {5, 6, 7, 8}
-_AT_ONCE = 4096  # pictures resized at once: as floats they take four times the memory
-# What pillow raises for a file that is no picture, or half of one; and `Image.DecompressionBombError`.
+_AT_ONCE = 4096  # pictures resized together; as floats they take four times the memory
+# Errors of pillow for a file that is no picture, or half of one. It also raises `Image.DecompressionBombError`.
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, struct.error)
 
 
@@ -51,14 +52,14 @@ def decode_pictures(
 ) -> npt.NDArray[np.uint8]:
     """Decode picture files into one array.
 
-    The array is grey only if every picture is, else RGB. Pictures of another size than the most frequent one (the
-    first seen, if several are) are resized to it, whatever their aspect ratio.
+    The array is grey if every picture is grey, else RGB. All pictures are resized to the most frequent size, whatever
+    their aspect ratio; if several sizes are equally frequent, the first one seen is taken.
 
     Args:
-        pictures: Paths, or the bytes of files, ``N`` of any format that pillow knows, eight bits a channel.
-        name: What to call picture ``i`` in an error text.
-        side: Resize all to ``side x side`` pixels instead.
-        upright: Turn each as its EXIF data say, which cameras write that keep the picture as their chip lay.
+        pictures: ``N`` paths, or the bytes of ``N`` files, of any format that pillow knows, eight bits per channel.
+        name: Returns the name of picture ``i`` for error texts.
+        side: If given, all pictures are resized to ``side x side`` pixels instead.
+        upright: Whether EXIF data turn pictures upright. Cameras write them instead of turning the picture.
 
     Returns:
         Shape ``[N, channels, H, W]``, 1 or 3 channels.
@@ -93,15 +94,15 @@ def decode_pictures(
 
 
 def fit(x: Tensor, side: int, channels: int) -> Tensor:
-    """Resize pictures to squares, and grey ones to colour.
+    """Resize pictures to squares, and turn grey pictures into colour if asked.
 
     Args:
-        x: Shape ``[N, 1 or 3, H, W]``, uint8.
-        side: Rows and columns wanted; the aspect ratio is not kept.
-        channels: Channels wanted, those of ``x`` or 3.
+        x: Pictures, shape ``[N, 1 or 3, H, W]``, uint8.
+        side: Rows and columns of the result; the aspect ratio is not kept.
+        channels: Channels of the result: those of ``x``, or 3.
 
     Returns:
-        Shape ``[N, channels, side, side]``, uint8; ``x`` itself if it is so already.
+        Pictures, shape ``[N, channels, side, side]``, uint8; ``x`` itself if it has this shape already.
 
     Example:
         >>> fit(torch.full((1, 1, 2, 2), 7, dtype=torch.uint8), 4, channels=3).unique()
@@ -119,7 +120,7 @@ def _resize(x: Tensor, side: int) -> Tensor:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return how EXIF data say that a picture lies; data that cannot be read say nothing."""
+    """Return the orientation in a picture's EXIF data, or upright if there is none that can be read."""
     try:
         found = image.getexif().get(_ORIENTATION) if "exif" in image.info else _UPRIGHT
     except _UNREADABLE:
@@ -129,7 +130,7 @@ def _orientation(image: Image.Image) -> int:
 
 @contextmanager
 def _opened(picture: Path | npt.NDArray[np.uint8], i: int, name: Callable[[int], str]) -> Iterator[Image.Image]:
-    """Open a picture; whatever goes wrong until it is closed is told with its name."""
+    """Open a picture; any error until it is closed becomes a ``DataError`` with the picture's name."""
     from PIL import Image
 
     try:

@@ -1,4 +1,4 @@
-"""Labelled texts as files: a row a line of JSON, or a row of a table; every complaint names the file and the line."""
+"""Read labelled texts from JSON lines or a CSV table; every error names the file and the line."""
 
 import csv
 import gzip
@@ -12,19 +12,19 @@ from typing import Any
 from isoproto.errors import DataError
 
 Row = tuple[int, Mapping[str, Any]]
-_PACKED = (OSError, EOFError, zlib.error)  # gzip's errors for a file that is damaged or cut short
+_PACKED = (OSError, EOFError, zlib.error)  # gzip raises these for a file that is damaged or cut short
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The rows of a file, column by column; ``N`` of each.
+    """The ``N`` rows of a file, as one list for each column.
 
     Attributes:
         path: The file.
-        lines: Where each row ends, counted from 1.
-        texts: What stands there, never blank.
+        lines: Number of the line on which each row ends, from 1.
+        texts: The text of each row, never blank.
         labels: Name or number of each row's class, as text.
-        test: Whether a row is of the official test part.
+        test: Whether each row belongs to the official test part.
         groups: Domain or user of each row; empty if the file has no such column.
     """
 
@@ -39,7 +39,7 @@ class Texts:
         """Return the position of each row's label among ``classes``.
 
         Raises:
-            DataError: If a label is none of them.
+            DataError: If a label is not among them.
         """
         number = {name: i for i, name in enumerate(classes)}
         for line, label in zip(self.lines, self.labels, strict=True):
@@ -57,18 +57,20 @@ def read_texts(
     group: Sequence[str] = ("domain", "user"),
     ignore: Sequence[str] = (),
 ) -> Texts:
-    """Read a file with a column ``text``, gzipped if its name ends in ``.gz``; a ``title`` is put before its text.
+    """Read a file of labelled texts, which is gzipped if its name ends in ``.gz``.
+
+    The texts stand in the column ``text``. If there is a column ``title``, it is put before the text.
 
     Args:
         path: The file.
-        kind: ``jsonl``: an object a line; ``csv``: a table whose first row names the columns.
-        label: Column of classes, names or whole numbers.
-        group: Columns that may hold a domain or user; the first that is there is taken.
-        ignore: Values of the column ``split`` whose rows are passed over; else it must be ``train`` or ``test``, and
-            without that column all rows are for training.
+        kind: ``jsonl``: an object per line; ``csv``: a table whose first row names the columns.
+        label: Column of classes: names or whole numbers.
+        group: Columns that may hold a domain or user; the first one that exists is taken.
+        ignore: Values of the column ``split`` whose rows are skipped. Its other values must be ``train`` or ``test``.
+            Without this column all rows are for training.
 
     Raises:
-        DataError: If it cannot be read, a column is missing, a cell cannot be used, or there is no row.
+        DataError: If the file cannot be read, a column is missing, a cell cannot be used, or there is no row.
     """
     found = Texts(path)
     chosen = ""
@@ -109,7 +111,7 @@ def read_texts(
 
 
 def _name(path: Path, line: int, column: str, value: object) -> str:
-    """Return a cell that names a class or a group."""
+    """Return a cell that names a class or a group, as text; anything but a name or a whole number is an error."""
     if (isinstance(value, str) and value) or type(value) is int:
         _check_whole(path, line, column, str(value))
         return str(value)
@@ -117,7 +119,10 @@ def _name(path: Path, line: int, column: str, value: object) -> str:
 
 
 def _check_whole(path: Path, line: int, column: str, value: str) -> None:
-    """Refuse half a character: JSON writes some as two, and a text may have been cut between them."""
+    """Raise an error if a text holds half a character.
+
+    JSON writes some characters as two halves, and a text may have been cut between them.
+    """
     try:
         value.encode()
     except UnicodeEncodeError as err:
@@ -128,10 +133,10 @@ def _check_whole(path: Path, line: int, column: str, value: str) -> None:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file, gzipped if its name ends in ``.gz``, each with its end.
+    """Yield the lines of a text file with their line ends; the file is gzipped if its name ends in ``.gz``.
 
     Raises:
-        DataError: If it cannot be read, or a line is not UTF-8.
+        DataError: If the file cannot be read, or a line is not UTF-8.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -168,10 +173,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def table_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a table, by the names in its first row, each with the line where it ends.
+    """Yield each row of a table, as the number of its last line and a mapping from column name to cell.
 
     Raises:
-        DataError: If it cannot be read, names a column twice, or a row has not as many cells as there are columns.
+        DataError: If the table cannot be read or names a column twice, or a row has more or fewer cells than columns.
     """
     reader = csv.reader(text_lines(path), strict=True)
     try:

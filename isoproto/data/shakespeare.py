@@ -1,4 +1,4 @@
-"""The next character of a role's speeches, as LEAF has it (Caldas et al., arXiv:1812.01097)."""
+"""The task of predicting the next character of a role's speeches, as in LEAF (Caldas et al., arXiv:1812.01097)."""
 
 import logging
 from collections import defaultdict
@@ -15,24 +15,25 @@ logger = logging.getLogger("isoproto")
 
 WINDOW = 80
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters: the classes, in this order; fixed beforehand, so nothing is taken from the data."""
+"""LEAF's 80 characters, which are the classes in this order. They are fixed, so nothing is learned from the data."""
 
 _NAMES = {"\n": "newline", " ": "space"}
-_LEAST = 2  # training windows of a role that is kept
+_LEAST = 2  # a role with fewer training windows is left out
 _UNKNOWN = 1
 
 
 def windows(rows: Texts, stride: int = WINDOW + 1) -> TextDataset:
     """Cut each role's speeches into windows of 80 characters; the class is the character that follows.
 
-    The speeches of a role are laid end to end, those of its training and of its test part each for themselves. Token 0
-    is padding, 1 a character that is not in ``ALPHABET``, 2 its first one. A window that such a character follows is
-    left out, and so is a role with fewer than two training windows. Domains are the roles.
+    The speeches of a role are joined, separately for its training and its test part. Token 0 is padding, token 1 is a
+    character that is not in ``ALPHABET``, and token 2 is the first character of ``ALPHABET``. A window is left out if
+    a character that is not in ``ALPHABET`` follows it. A role is left out if it has fewer than two training windows.
+    The roles are the domains.
 
     Args:
         rows: Speeches; the label is the role.
         stride: Characters from the start of one window to the start of the next. With 81, the default, no character is
-            in two samples; with fewer, a random split into training and test part would share most of them.
+            in two samples. With less, training and test part of a random split would share most characters.
 
     Raises:
         DataError: If no role has two training windows.
@@ -82,7 +83,7 @@ def _codes(text: str) -> Array:
 
 
 def _cut(codes: Array, stride: int) -> Array:
-    """Return windows with what follows, shape ``[n, 81]``."""
+    """Return windows, each with the character that follows, shape ``[n, 81]``."""
     if len(codes) <= WINDOW:
         return np.empty((0, WINDOW + 1), np.int32)
     cut: Array = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::stride]

@@ -1,4 +1,4 @@
-"""Your own texts: a table, or an object a line."""
+"""The data sets ``csv:FILE`` and ``jsonl:FILE``: a user's labelled texts."""
 
 from pathlib import Path
 
@@ -14,18 +14,18 @@ from isoproto.errors import DataError
 def load_texts(argument: str, folder: Path, *, kind: str) -> TextDataset:
     """Read a file of texts with the columns ``text`` and ``label``; optionally ``domain`` or ``user``, and ``split``.
 
-    ``split`` is ``train`` or ``test``; without it all rows are for training. Classes are the labels in order, numbers
-    by their size; or, to fix their list, what stands in a file beside it: ``reviews.classes.txt`` for ``reviews.csv``,
-    a name a line.
+    ``split`` is ``train`` or ``test``; without it all rows are for training. The classes are the sorted labels, and
+    numbers are sorted by size. A file in the same folder can fix the list of classes, one name per line:
+    ``reviews.classes.txt`` for ``reviews.csv``.
 
     Args:
-        argument: Path of the file, relative to ``folder``, ``~`` allowed, gzipped if it ends in ``.gz``; optionally
-            ``@`` and how many tokens of a text are kept.
+        argument: Path of the file, relative to ``folder`` and with ``~`` allowed. The file is gzipped if its name ends
+            in ``.gz``. Optionally ``@`` and the number of tokens kept of a text follow.
         folder: See ``data_folder``.
         kind: ``csv`` or ``jsonl``.
 
     Raises:
-        DataError: If the file is missing or something in it cannot be used; the text names the line.
+        DataError: If the file is missing or something in it cannot be used; the error names the line.
     """
     where, length = split_number(argument)
     path = find(kind, where, folder)
@@ -40,14 +40,14 @@ def text_dataset(
     labels: tuple[str, ...] | None = None,
     length: int | None = None,
 ) -> TextDataset:
-    """Make a data set of rows; domains are in the order of their names.
+    """Make a data set of rows of text; domains are numbered in the order of their names.
 
     Args:
-        name: For the file names in the cache.
+        name: Name of the set, for the file names in the cache.
         rows: The rows.
         classes: Names of the classes.
-        labels: What stands for them in the file; by default their names.
-        length: Tokens of a text that are kept; by default 200.
+        labels: The label that the file has for each class; by default the names of the classes.
+        length: Number of tokens kept of a text; by default 200.
 
     Raises:
         DataError: If a row has another label.

@@ -1,4 +1,4 @@
-"""Well-known sets of texts by name: where one lies on this machine, and reading it from there."""
+"""Well-known sets of texts by name: finding one on this machine and reading it."""
 
 import gzip
 import zlib
@@ -26,30 +26,31 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def load_text_set(argument: str, folder: Path, *, name: str) -> TextDataset:
-    """Read a set from the first of its files that is there; nothing is downloaded.
+    """Read a set of texts from the first of its files that exists; nothing is downloaded.
 
-    Labels are numbers, in the order of ``CLASSES``.
+    Labels in the file are numbers, in the order of ``CLASSES``.
 
     Args:
-        argument: Domains to take, by commas, all if empty; optionally ``@`` and how many tokens of a text are kept.
+        argument: Domains to take, separated by commas; all if empty. Optionally ``@`` and the number of tokens kept of
+            a text follow.
         folder: See ``data_folder``.
         name: Key of ``CLASSES``.
 
     Raises:
-        DataError: If the set is not there, cannot be read, or has no such domain.
+        DataError: If the set is not found, cannot be read, or has no such domain.
     """
     return _load(name, folder, lambda path: _labelled(name, argument, path))
 
 
 def load_shakespeare(argument: str, folder: Path) -> TextDataset:
-    """Read speeches by role, to predict the next character; see ``windows``.
+    """Read speeches by role, for predicting the next character; see ``windows``.
 
     Args:
         argument: Characters from the start of one window to the start of the next, by default 81.
         folder: See ``data_folder``.
 
     Raises:
-        DataError: If the set is not there or cannot be read, or the argument is no number above 0.
+        DataError: If the set is not found or cannot be read, or the argument is not a whole number above 0.
     """
     if argument and not (argument.isdecimal() and int(argument)):
         raise DataError(f"data 'shakespeare:{argument}': the step between windows must be a whole number > 0")
@@ -66,7 +67,7 @@ def _load(name: str, folder: Path, read: Callable[[Path], TextDataset]) -> TextD
 
 
 def _count(path: Path) -> int:
-    """Return the number of lines of a file, 0 if it cannot be read: that is told when it is."""
+    """Return the number of lines of a file; 0 if it cannot be read, which reading it will report."""
     try:
         with gzip.open(path) as file:
             return sum(1 for _ in file)
@@ -84,7 +85,7 @@ def _labelled(name: str, argument: str, path: Path) -> TextDataset:
 
 
 def _only(rows: Texts, domains: list[str], name: str) -> Texts:
-    """Return the rows of some domains."""
+    """Return the rows that belong to the given domains."""
     if unknown := [domain for domain in domains if domain not in rows.groups]:
         have = ", ".join(sorted(set(rows.groups))) or "none"
         raise DataError(f"data '{name}:{','.join(domains)}': {rows.path} has no domain {unknown[0]!r}; it has {have}")

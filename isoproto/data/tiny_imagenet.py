@@ -1,4 +1,4 @@
-"""Tiny-ImageNet as its makers pack it: validation pictures in one folder, their classes in a list."""
+"""Read Tiny-ImageNet in its authors' layout: validation pictures in one folder, and a list of their classes."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ _LIST = "val/val_annotations.txt"
 def read_tiny_imagenet(root: Path, side: int) -> ImageDataset:
     """Read ``train/WNID/images/*.JPEG`` and ``val/images/*.JPEG`` with ``val/val_annotations.txt``.
 
-    A reader that takes folder names for classes gives all validation pictures one class; this one asks the list.
-    Without the list the pictures must lie as ``load_imagefolder`` wants them. The makers' test pictures have no
-    labels and are left out.
+    The classes of validation pictures come from the list, since the names of their folders would give all of them one
+    class. Without the list the pictures must lie as ``load_imagefolder`` wants them. The authors' test pictures have
+    no labels and are left out.
 
     Raises:
-        DataError: If a class has no training pictures, the list cannot be read, names a picture that is missing or a
-            class that is not there, or leaves a picture out.
+        DataError: If a class has no training pictures. If the list cannot be read, names a picture or a class that
+            does not exist, or leaves a picture out.
     """
     if not (root / _LIST).is_file():
         return read_tree(root, side)

@@ -1,4 +1,4 @@
-"""Texts as token ids."""
+"""Turn texts into token ids: numbers of words in a vocabulary."""
 
 import hashlib
 import logging
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("isoproto")
 
-LENGTH = 200  # tokens of a text that are kept by default, as both papers' text models take them
-VOCABULARY = 30_000  # words at most
-_RARE = 2  # a word that occurs less often in the training texts is unknown
-_AT_ONCE = 2_000  # texts
-_FORMAT = 1  # of what is cached
+LENGTH = 200  # tokens kept of a text by default, as in the text models of both papers
+VOCABULARY = 30_000  # largest number of words
+_RARE = 2  # a word that occurs less often than this in the training texts is unknown
+_AT_ONCE = 2_000  # texts that are encoded together
+_FORMAT = 1  # of the cached arrays; a new number makes all caches outdated
 
 
 def tokenise(
     name: str, texts: Sequence[str], test: Sequence[bool], length: int = LENGTH
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Return token ids of words and signs, and what each id adds to a text.
+    """Return the token ids of texts, and the characters that each id adds when a text is printed.
 
-    The vocabulary is made of the official training texts alone (of all texts, if that part is empty): words that occur
-    twice or more, the most frequent first. Upper and lower case are one. Ids and vocabulary are kept in
-    ``cache_folder()``, under the hash of the texts.
+    Words and punctuation marks are tokens. The vocabulary holds the words that occur twice or more in the official
+    training texts, the most frequent first; if that part is empty, all texts count. Upper and lower case are the same.
+    Ids and vocabulary are kept in ``cache_folder()`` under the hash of the texts.
 
     Args:
-        name: For the file names in the cache.
+        name: Name of the set, for the file names in the cache.
         texts: The ``N`` texts.
-        test: Whether each is of the official test part.
-        length: Tokens of a text that are kept.
+        test: Whether each text belongs to the official test part.
+        length: Largest number of tokens kept of a text.
 
     Returns:
         Ids, shape ``[N, L]``, int32: 0 behind the end of a text, 1 for a word that is not in the vocabulary; L is the
-        length of the longest text, ``length`` at most.
+        length of the longest text, at most ``length``. Then the characters of each id.
 
     Example:
         >>> tokenise("pets", ["A cat, a dog.", "The cat; a dog!"], [False, True])
@@ -69,14 +69,14 @@ def _encode(tokenizer: "Tokenizer", texts: Sequence[str], length: int) -> Array:
 
 
 def _tokenizer(key: str, texts: Sequence[str], length: int) -> "Tokenizer":
-    """Read the vocabulary from the cache, or make it from ``texts``: the same one in every process."""
+    """Return the tokenizer from the cache, or train it on ``texts``; the result is the same in every process."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     path = cache_folder() / f"{key}.json"
     if path.is_file():
         try:
             return Tokenizer.from_file(str(path))
-        except Exception as err:  # the library has no class of its own for it
+        except Exception as err:  # the library raises a plain Exception
             logger.info("cached vocabulary %s cannot be read (%s) and is made anew", path, err)
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))  # noqa: S106 - no password
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])

@@ -1,4 +1,4 @@
-"""Data sets as torchvision keeps them on disk."""
+"""Read and download data sets in the layout that torchvision keeps on disk."""
 
 import functools
 from pathlib import Path
@@ -17,26 +17,26 @@ from isoproto.errors import DataError
 
 
 def torchvision_files(place: Torchvision, folder: Path) -> list[Path]:
-    """Return torchvision's files of a set under ``folder``; none unless all kinds of them are there."""
+    """Return torchvision's files of a set under ``folder``, or none if a pattern of ``place.files`` matches nothing."""
     found = [sorted(folder.glob(pattern)) for pattern in place.files]
     return [path for paths in found for path in paths] if all(found) else []
 
 
 def read_torchvision(name: str, place: Torchvision, folder: Path, side: int = 0) -> ImageDataset:
-    """Read torchvision's files, decoded once a machine.
+    """Read a set from torchvision's files, which are decoded once per machine.
 
     Args:
         name: Name of the set, for the cache.
-        place: Where torchvision has it.
+        place: Where torchvision has the set.
         folder: See ``data_folder``.
-        side: Rows and columns that pictures in files are brought to.
+        side: Rows and columns to which picture files are resized.
 
     Raises:
-        DataError: If files are damaged or not those that torchvision knows, or a class that is listed has no picture.
+        DataError: If files are damaged or not those that torchvision expects, or a listed class has no picture.
     """
     files = torchvision_files(place, folder)
     key = content_key(name, (listing(files), side))
-    read = functools.cache(lambda: _read(place, folder, side, files[0]))  # once for all three
+    read = functools.cache(lambda: _read(place, folder, side, files[0]))  # once for all three arrays
     x = cached_array(f"{key}-x", lambda: read()[0])
     labels = cached_array(f"{key}-y", lambda: read()[1])
     classes = cached_array(f"{key}-classes", lambda: read()[2])
@@ -50,10 +50,10 @@ def read_torchvision(name: str, place: Torchvision, folder: Path, side: int = 0)
 
 
 def fetch_torchvision(place: Torchvision, folder: Path) -> None:
-    """Have torchvision download a set into ``folder``.
+    """Let torchvision download a set into ``folder``.
 
     Raises:
-        DataError: If it cannot.
+        DataError: If the download fails.
     """
     try:
         for part in _parts(place):
@@ -69,13 +69,13 @@ Read = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]
 
 
 def _read(place: Torchvision, folder: Path, side: int, file: Path) -> Read:
-    """Return pictures ``[N, channels, H, W]``, labels and whether it is a test picture ``[2, N]``, class names."""
+    """Return pictures ``[N, channels, H, W]``, labels and test mask ``[2, N]``, and class names."""
     try:
         parts = [_open(place, folder, part, download=False) for part in _parts(place)]
         x, labels = zip(*(_content(part, side) for part in parts), strict=True)
     except DataError:
         raise
-    except Exception as err:  # pickles, archives and tables of others raise what they like
+    except Exception as err:  # foreign pickles, archives and tables raise errors of many types
         raise DataError(
             f"{file} and others in {folder} cannot be read as torchvision.datasets.{place.cls} ({_line(err)}); remove "
             "them and fetch the set again"
@@ -99,9 +99,12 @@ def _open(place: Torchvision, folder: Path, part: dict[str, Any], *, download: b
 
 
 def _content(part: Any, side: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:  # noqa: ANN401 - untyped
-    """``[N, channels, H, W]`` and ``[N]`` from the four layouts that torchvision's classes have, or from files."""
+    """Return pictures ``[N, channels, H, W]`` and labels ``[N]`` from one of torchvision's objects.
+
+    Some of its classes hold arrays, in four layouts; others hold paths of picture files.
+    """
     if not hasattr(part, "data"):
-        # They come in the order in which the file system has them, which differs from machine to machine.
+        # Torchvision lists files in the order of the file system, which differs from machine to machine.
         listed = sorted(zip(map(Path, part._image_files), part._labels, strict=True))
         files = [path for path, _ in listed]
         refuse_empty((part._data_dir / name[0] / name for name in part.classes), {path.parent for path in files})

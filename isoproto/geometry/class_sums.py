@@ -1,4 +1,4 @@
-"""Class sums: what a batch, a client or a federation knows about each class, as a value that adds up."""
+"""Sums of vectors per class, as a value that adds up over batches, clients and federations."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from isoproto.precision import full_precision, outside_autocast
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassSums:
-    """Sum and count of vectors per class; merging two loses nothing.
+    """Sum and count of the vectors of each class.
+
+    ``+`` merges two of them: the result is the same as if all vectors had been summed together.
 
     Attributes:
-        total: Sum of the vectors of each class, shape ``[C, d]``, float32 (float64 if the vectors were).
+        total: Sum of the vectors of each class, shape ``[C, d]``, float32 (float64 for float64 vectors).
         count: Number of vectors of each class, shape ``[C]``, int64.
 
     Example:
@@ -42,15 +44,15 @@ class ClassSums:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> ClassSums:
-        """No vectors of any class: the neutral element of ``+``."""
+        """Make the sums of no vectors at all, the neutral element of ``+``."""
         count = torch.zeros(num_classes, dtype=torch.int64, device=device)
         return cls(torch.zeros(num_classes, width, dtype=dtype, device=device), count)
 
     @classmethod
     @outside_autocast
     def of(cls, vectors: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
-        """Summarise ``vectors`` ``[B, d]`` with ``labels`` ``[B]``, int64 in ``[0, C)``."""
-        # A matrix product instead of index_add: the order of the additions is fixed on a GPU too.
+        """Sum ``vectors`` ``[B, d]`` by ``labels`` ``[B]``, int64 in ``[0, C)``."""
+        # A matrix product fixes the order of the additions on a GPU too, which index_add does not.
         one_hot = functional.one_hot(labels, num_classes)  # [B, C]
         vectors = full_precision(vectors)
         return cls(one_hot.T.to(vectors.dtype) @ vectors, one_hot.sum(0))
@@ -65,9 +67,9 @@ class ClassSums:
 
     @property
     def present(self) -> Tensor:
-        """Which classes hold at least one vector, shape ``[C]``, bool."""
+        """Classes with at least one vector, shape ``[C]``, bool."""
         return self.count > 0
 
     def mean(self) -> Tensor:
-        """Class means, shape ``[C, d]``; rows of absent classes are zero."""
+        """Return the class means, shape ``[C, d]``; rows of absent classes are zero."""
         return self.total / self.count.clamp(min=1).unsqueeze(1)

@@ -1,7 +1,4 @@
-"""Classes as points at given distances.
-
-Everything is computed in float64.
-"""
+"""Turn relations between classes into points. Everything is computed in float64."""
 
 from __future__ import annotations
 
@@ -17,11 +14,13 @@ from isoproto.geometry.relations import double_centred
 
 
 class Embedding(NamedTuple):
-    """Classes as points.
+    """One point per class.
 
     Attributes:
-        vectors: Shape ``[C, d]``, float32; centred, root-mean-square length 1; zero for absent classes.
-        cut: Share of the negative eigenvalues in the sum of all sizes, in [0, 1].
+        vectors: The points, shape ``[C, d]``, float32. Centred, with root-mean-square length 1; rows of absent
+            classes are zero.
+        cut: How much of the Gram matrix no points can express: the sum of the sizes of its negative eigenvalues, as a
+            share of the sum over all eigenvalues, in [0, 1].
     """
 
     vectors: Tensor
@@ -29,24 +28,26 @@ class Embedding(NamedTuple):
 
 
 def embed(gram: Tensor, present: Tensor, width: int, *, onto: Tensor | None = None) -> Embedding:
-    r"""Make points of relations: classical multidimensional scaling.
+    r"""Find points that have a given Gram matrix, by classical multidimensional scaling.
 
     .. math::
         G = V \Lambda V^T, \qquad X = V \sqrt{\max(\Lambda, 0)}
 
-    with the ``width`` largest eigenvalues, padded with zeros if there are fewer. Eigenvectors have arbitrary signs
-    and mix freely where eigenvalues agree, so :math:`X` is turned onto earlier points, lest anchors jump between
-    rounds. The turn has no scale and no shift, and is complete: classes that the earlier points lack keep their
-    place among the others (the partial isometry of :func:`similarity_map` would flatten them).
+    The ``width`` largest eigenvalues are used. Missing columns are zero if there are fewer.
+
+    Eigenvectors have arbitrary signs, and eigenvectors of equal eigenvalues mix freely. So :math:`X` is turned onto
+    earlier points; otherwise the points could jump between rounds. The turn has no scale and no shift. It is a full
+    rotation, so classes that the earlier points lack keep their place among the others. The partial isometry of
+    ``similarity_map`` would flatten these classes.
 
     Args:
-        gram: Gram matrix of the classes, shape ``[C, C]``; it is centred here. Absent rows and columns are never read.
-        present: Shape ``[C]``, bool.
-        width: d.
-        onto: Earlier points, shape ``[C, d]``; zero rows where there was none.
+        gram: Gram matrix of the classes, shape ``[C, C]``. It is centred here. Absent rows and columns are never read.
+        present: Classes to embed, shape ``[C]``, bool.
+        width: Number of coordinates, d.
+        onto: Earlier points, shape ``[C, d]``, with zero rows for classes that had none.
 
     Returns:
-        The points, and how much of the matrix no points can express.
+        The points, and how much of the matrix they cannot express.
 
     Raises:
         FrameError: If the matrix is not finite or its eigenvalues cannot be found.

@@ -1,4 +1,4 @@
-"""What several modules of geometry need: division, standard size, errors of decompositions."""
+"""Small functions that several modules of ``isoproto.geometry`` share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from isoproto.errors import FrameError
 
-COINCIDE = 1e-12  # ratio of squared lengths below which rows are taken for one point
+COINCIDE = 1e-12  # rows whose spread is below this share of their squared lengths count as one point
 
 
 def ratio(a: Tensor, b: Tensor) -> Tensor:
-    """``a / b``, 0 where ``b`` is."""
+    """Return ``a / b``, and 0 where ``b`` is 0."""
     return torch.where(b != 0, a / torch.where(b != 0, b, 1), 0)
 
 
 def standardised(vectors: Tensor, present: Tensor) -> Tensor:
-    """Present rows centred, with root-mean-square length 1; absent rows zero."""
+    """Centre the present rows and scale them to root-mean-square length 1; set absent rows to zero."""
     mask, count = present.unsqueeze(1), present.sum().clamp(min=1)
     vectors = torch.where(mask, vectors, 0)
     energy = vectors.square().sum()
@@ -30,7 +30,7 @@ def standardised(vectors: Tensor, present: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def decomposing(what: str) -> Iterator[None]:
-    """Name what cannot be decomposed."""
+    """Turn a failed matrix decomposition into a ``FrameError`` that names the function ``what``."""
     try:
         yield
     except torch.linalg.LinAlgError as err:  # type: ignore[attr-defined]

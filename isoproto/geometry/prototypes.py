@@ -1,4 +1,4 @@
-"""Global prototypes: the mean of the clients' class means."""
+"""Global prototypes, the weighted mean of the clients' class means."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,10 +11,10 @@ class Contribution(NamedTuple):
     """What one client sent for the classes it holds.
 
     Attributes:
-        class_ids: Classes, strictly increasing, shape ``[P]``, int64.
+        class_ids: The classes, strictly increasing, shape ``[P]``, int64.
         means: Their class means, shape ``[P, d]``.
-        counts: Samples behind each mean, shape ``[P]``, int64, >= 1.
-        samples: All the client's training samples.
+        counts: Number of samples behind each mean, shape ``[P]``, int64, >= 1.
+        samples: Number of training samples of the client.
     """
 
     class_ids: Tensor
@@ -24,12 +24,12 @@ class Contribution(NamedTuple):
 
 
 class GlobalPrototypes(NamedTuple):
-    """One vector per class that somebody holds.
+    """One vector for each class that at least one client holds.
 
     Attributes:
-        vectors: Shape ``[C, d]``, float32; rows of classes that are not present are zero.
-        present: Which classes have one, shape ``[C]``, bool.
-        holders: Clients that contributed to each class this round, shape ``[C]``, int64.
+        vectors: The vectors, shape ``[C, d]``, float32. Rows of classes that are not present are zero.
+        present: Classes that have a vector, shape ``[C]``, bool.
+        holders: How many clients contributed to each class this round, shape ``[C]``, int64.
     """
 
     vectors: Tensor
@@ -45,21 +45,22 @@ def average_prototypes(
     .. math::
         P_g^c = \frac{\sum_{i: c \in C_i} \omega_i^c P_i^c}{\sum_{i: c \in C_i} \omega_i^c}
 
-    Reference: FedSAF, Eq. 3, with the sum over the clients that hold the class (over all clients, as
-    printed, absent classes would count as zero vectors).
+    Reference: FedSAF, Eq. (3). The sum is over the clients that hold the class. The paper prints a sum over all
+    clients, in which absent classes would count as zero vectors.
 
     Args:
-        contributions: In a fixed order (sorted by client), so that the sum is the same to the last bit.
-        num_classes: C.
-        width: d.
-        weighting: :math:`\omega`: ``class_samples`` is :math:`n_i^c`, ``uniform`` is 1, ``client_samples``
-            is :math:`n_i`.
+        contributions: The clients' class means, in a fixed order (sorted by client), so that the sum is the same to
+            the last bit.
+        num_classes: Number of classes C.
+        width: Number of coordinates d.
+        weighting: What :math:`\omega_i^c` is. ``class_samples``: the client's samples of the class, :math:`n_i^c`.
+            ``client_samples``: all the client's samples, :math:`n_i`. ``uniform``: 1.
 
     Returns:
-        Means in float32 of sums in float64.
+        The means in float32, summed in float64.
 
     Example:
-        Means (1, 2), (3, -1), (0, 4) of 10, 30 and 60 samples:
+        Three clients have the means (1, 2), (3, -1) and (0, 4), of 10, 30 and 60 samples:
 
         >>> one = torch.tensor([0])
         >>> rows = [([1.0, 2.0], 10), ([3.0, -1.0], 30), ([0.0, 4.0], 60)]
@@ -84,6 +85,7 @@ def average_prototypes(
 
 
 def _weights(contribution: Contribution, weighting: str) -> Tensor:
+    """Return the weight of each of a client's rows, shape ``[P]``, float64."""
     if weighting == "class_samples":
         return contribution.counts.double()
     value = 1.0 if weighting == "uniform" else float(contribution.samples)
@@ -91,13 +93,14 @@ def _weights(contribution: Contribution, weighting: str) -> Tensor:
 
 
 def average_tensors(states: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    r"""Average models by name: :math:`w = \sum_i n_i w_i / \sum_i n_i`, buffers included.
+    r"""Average the weights of models, tensor by tensor: :math:`w = \sum_i n_i w_i / \sum_i n_i`.
 
-    Whole-number buffers (BatchNorm's batch counter) take the largest value: their mean means nothing.
+    Buffers are averaged too. A whole-number buffer, such as BatchNorm's counter of batches, takes the largest value,
+    since a mean of counters has no meaning.
 
     Args:
-        states: Tensors by name, the same names and shapes in each; at least one.
-        weights: One number > 0 per state.
+        states: For each model its tensors by name. All have the same names and shapes; there is at least one.
+        weights: For each model a number :math:`n_i` > 0.
 
     Example:
         >>> average_tensors([{"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}], [3, 1])

@@ -1,7 +1,7 @@
-"""Relations between classes: what clients whose feature spaces have nothing to do with one another can average.
+"""Relations between classes: distances that clients can average although their feature spaces are unrelated.
 
-Coordinates of two clients cannot be averaged: each network makes its own. What can be averaged are distances between
-class means (:func:`average_relations`). Everything is computed in float64.
+Each network makes coordinates of its own, so the coordinates of two clients cannot be averaged. Distances between
+class means can be (:func:`average_relations`). Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Relations(NamedTuple):
     """Squared distances between classes, averaged over clients.
 
     Attributes:
-        distances: Shape ``[C, C]``, float64, symmetric; zero on the diagonal and for classes that are not present.
-        seen: Pairs that some client has held together, this round or before, shape ``[C, C]``, bool.
+        distances: Squared distances, shape ``[C, C]``, float64, symmetric. Zero on the diagonal and for classes that
+            are not present.
+        seen: Pairs of classes that some client has held together, this round or before, shape ``[C, C]``, bool.
         present: Classes that some client has held, shape ``[C]``, bool.
     """
 
@@ -37,11 +38,11 @@ class Relations(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Pairs of classes held together, one entry for each client and pair ``i < j``; E entries in all."""
+    """The pairs ``i < j`` of classes that each client holds, of all clients one after the other; E pairs in all."""
 
-    client: Tensor  # [E] position in the sequence of clients
-    cell: Tensor  # [E] i * C + j
-    distances: Tensor  # [E] squared
+    client: Tensor  # [E] index of the client
+    cell: Tensor  # [E] i * C + j, the index of the pair in a flat [C, C] matrix
+    distances: Tensor  # [E] squared distances
     inverse: Tensor  # [E] 1 / n_i + 1 / n_j
 
 
@@ -65,30 +66,35 @@ def average_relations(
         \bar D = \frac{\sum_k w_k D_k / s_k}{\sum_k w_k}, \qquad
         s_k = \frac{\sum w_k D_k \bar D}{\sum w_k \bar D^2}
 
-    in turn, :math:`s_k` starting from the client's mean distance. No rotation, shift or scale of a client changes
-    the result. A client with two classes fits its scale to its only pair and so says nothing, as it should: two
-    points have one shape. (Dividing each client by its own mean distance would be wrong for those that hold
-    neighbouring classes only.)
+    The two lines are computed in turn; :math:`s_k` starts as the client's mean distance. The result does not change
+    when a client's features are rotated, shifted or scaled.
+
+    A client with two classes fits its scale to its only pair. So it does not influence the result, as it should be:
+    any two points have the same shape. Dividing each client's distances by their mean would be simpler, but wrong for
+    clients that hold neighbouring classes only.
 
     Args:
-        contributions: In a fixed order (sorted by client), so that the sum is the same to the last bit.
-        scatters: Variance :math:`v_k` of a client's features about their class means, summed over coordinates.
-        num_classes: C.
+        contributions: The clients' class means, in a fixed order (sorted by client), so that the sum is the same to
+            the last bit.
+        scatters: For each client the variance :math:`v_k` of its features about their class means, summed over
+            coordinates.
+        num_classes: Number of classes C.
         debias: Subtract what the sampling noise of two means adds to their squared distance.
-        weighting: ``uniform`` takes every pair with weight 1 and subtracts nothing, for clients that withhold counts.
-        previous: Last round's result, whose values stay where this round has seen no pair. This round's are put on
-            its scale by the pairs that both have seen.
-        minimum: Clients that must hold a pair together; with fewer it counts as not seen.
+        weighting: ``counts`` weighs pairs by the formula. ``uniform`` gives every pair the weight 1 and subtracts no
+            noise, for clients that withhold their counts.
+        previous: The result of last round. Its values stay where this round has seen no pair. This round's distances
+            are first brought to its scale, by means of the pairs that both rounds have seen.
+        minimum: How many clients must hold a pair together. With fewer, the pair counts as not seen.
 
     Returns:
-        Distances with mean 1 over the pairs seen. A pair never seen has the mean; with no pair at all the classes
+        Distances with mean 1 over the pairs seen. A pair never seen gets the mean. With no pair at all the classes
         form a simplex. A client whose distances are all zero is left out.
 
     Raises:
         ValueError: If there is not one scatter for each contribution.
 
     Example:
-        Three points on a line and a copy of two of them, four times as large (sixteen times in squares):
+        The first client holds three points on a line, the second a copy of two of them that is four times as large:
 
         >>> def sent(ids, rows):
         ...     n = len(ids)
@@ -140,18 +146,18 @@ def average_dissimilarities(
     .. math::
         \bar D^{ij} = \frac{\sum_k w_k^{ij} \, \|\hat P_k^i - \hat P_k^j\|^2}{\sum_k w_k^{ij}}
 
-    Lengths have gone from directions already, so there is no scale to fit, and no noise is subtracted.
+    Directions have no scale, so no scale is fitted. No noise is subtracted.
 
     Args:
-        contributions: As for :func:`average_relations`.
-        num_classes: C.
-        weighting: Likewise.
-        previous: Likewise, without a change of scale.
-        minimum: Likewise.
+        contributions: The clients' class means, in a fixed order (sorted by client).
+        num_classes: Number of classes C.
+        weighting: ``counts`` uses the weights :math:`w` of :func:`average_relations`, ``uniform`` the weight 1.
+        previous: The result of last round. Its values stay where this round has seen no pair.
+        minimum: How many clients must hold a pair together. With fewer, the pair counts as not seen.
 
     Returns:
-        Values in [0, 4]. A pair never seen has the mean over those seen. Means of zero length have no direction and
-        make no pair.
+        Distances in [0, 4]. A pair never seen gets the mean over the pairs seen. Class means of zero length have no
+        direction, so they form no pair.
 
     Example:
         >>> one = Contribution(torch.tensor([0, 2]), torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([4, 4]), 8)
@@ -169,14 +175,17 @@ def average_dissimilarities(
 
 
 def _unit(contribution: Contribution) -> Contribution:
-    """The same with means of length 1, without those of length 0."""
+    """Scale a client's class means to length 1, and leave out classes whose mean has length 0."""
     keep = contribution.means.any(1)
     means = functional.normalize(contribution.means[keep].double(), dim=1, eps=1e-300)
     return contribution._replace(class_ids=contribution.class_ids[keep], means=means, counts=contribution.counts[keep])
 
 
 def _held_pairs(contributions: Sequence[Contribution], num_classes: int, weighting: Weighting) -> tuple[_Pairs, Tensor]:
-    """All pairs of all clients end to end, and their weights: memory goes with what was sent, not with N C^2."""
+    """Return the pairs of all clients one after the other, and their weights.
+
+    Memory grows with the number of rows that were sent, not with N C^2 for N clients.
+    """
     whole, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
     ids = torch.cat([whole, *(c.class_ids for c in contributions)])
     inverse = torch.cat([whole, *(c.counts for c in contributions)]).double().reciprocal()
@@ -195,7 +204,7 @@ def _held_pairs(contributions: Sequence[Contribution], num_classes: int, weighti
 
 
 def _held_by(minimum: int, pairs: _Pairs, weight: Tensor, cells: int) -> Tensor:
-    """The weights, 0 for a pair that fewer clients hold together with any weight."""
+    """Set the weight of a pair to 0 if fewer than ``minimum`` clients hold it with a weight above 0."""
     if minimum <= 1:
         return weight
     holders = torch.bincount(pairs.cell[weight > 0], minlength=cells)
@@ -203,18 +212,28 @@ def _held_by(minimum: int, pairs: _Pairs, weight: Tensor, cells: int) -> Tensor:
 
 
 def _held(contributions: Sequence[Contribution], num_classes: int) -> Tensor:
+    """Return which classes some client holds, shape ``[C]``, bool."""
     ids = torch.cat([torch.zeros(0, dtype=torch.int64), *(c.class_ids for c in contributions)])
     return torch.bincount(ids, minlength=num_classes) > 0
 
 
 def _sums(values: Tensor, index: Tensor, size: int) -> Tensor:
+    """Sum ``values`` ``[E]`` by ``index`` ``[E]``, shape ``[size]``, float64."""
     return torch.zeros(size, dtype=torch.float64).index_add_(0, index, values)
 
 
 def _completed(
     mean: Tensor, seen: Tensor, present: Tensor, previous: Relations | None, *, free_scale: bool
 ) -> Relations:
-    """Fill in the pairs that this round has not seen; ``mean`` and ``seen`` ``[C * C]`` hold pairs ``i < j``."""
+    """Fill in the pairs that this round has not seen.
+
+    Args:
+        mean: Averaged distances, shape ``[C * C]``, zero except for pairs ``i < j``.
+        seen: Pairs seen this round, shape ``[C * C]``, bool, for ``i < j`` only.
+        present: Classes held this round, shape ``[C]``, bool.
+        previous: The result of last round.
+        free_scale: Whether only ratios of distances matter, so that they may be brought to one scale and to mean 1.
+    """
     classes = len(present)
     mean, seen = mean.view(classes, classes), seen.view(classes, classes)
     mean, seen = mean + mean.T, seen | seen.T
@@ -234,20 +253,20 @@ def _completed(
 
 
 def centre(distances: Tensor, present: Tensor) -> Tensor:
-    r"""Return the centred Gram matrix of classes at these squared distances.
+    r"""Turn squared distances between classes into their centred Gram matrix.
 
     .. math::
         G = -\tfrac12 J D J, \qquad J = I - 1 1^T / C_g
 
-    over the :math:`C_g` classes present.
+    where only the :math:`C_g` classes present are counted.
 
     Args:
         distances: :math:`D`, shape ``[C, C]``, symmetric. Absent rows and columns are never read.
-        present: Shape ``[C]``, bool.
+        present: Classes to read, shape ``[C]``, bool.
 
     Returns:
-        Shape ``[C, C]``, float64; zero in absent rows and columns. Not always positive: averaged distances need not
-        be those of any points.
+        The Gram matrix, shape ``[C, C]``, float64, zero in absent rows and columns. It may have negative eigenvalues,
+        since there need not be points at these averaged distances.
 
     Example:
         >>> centre(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), torch.tensor([True, True]))
@@ -258,29 +277,31 @@ def centre(distances: Tensor, present: Tensor) -> Tensor:
 
 
 def double_centred(matrix: Tensor, present: Tensor) -> Tensor:
-    """``J matrix J`` over the classes present, ``[C, C]``; zero in absent rows and columns, which are never read."""
+    """Return ``J matrix J`` ``[C, C]`` over the classes present. Absent rows and columns are not read and give zero."""
     j = _centring(present)
     return j @ torch.where(present.unsqueeze(1) & present, matrix, 0) @ j
 
 
 def _centring(present: Tensor) -> Tensor:
+    """Return the centring matrix J ``[C, C]`` of the classes present, zero in absent rows and columns."""
     mask = present.double()
     return torch.diag(mask) - mask.unsqueeze(1) * mask / mask.sum().clamp(min=1)
 
 
 def shrink(gram: Tensor, beta: float, present: Tensor) -> Tensor:
-    r"""Pull relations towards the regular simplex.
+    r"""Pull relations between classes towards the regular simplex, where all classes are equally far apart.
 
     .. math::
         \Gamma = (1 - \beta) \frac{G}{\mathrm{tr}\, G} + \beta \frac{J}{C_g - 1}
 
     Args:
         gram: Centred Gram matrix :math:`G`, shape ``[C, C]``, zero in absent rows and columns.
-        beta: In [0, 1]; 1 is the plain simplex, whatever the relations.
-        present: Shape ``[C]``, bool.
+        beta: How far to pull, in [0, 1]. 1 gives the simplex whatever the relations are.
+        present: Classes to read, shape ``[C]``, bool.
 
     Returns:
-        Shape ``[C, C]``, float64, of trace 1 (0 below two classes). The simplex too if all classes coincide.
+        The Gram matrix, shape ``[C, C]``, float64, with trace 1 (0 with fewer than two classes). If all classes
+        coincide, it is the simplex for any beta.
 
     Example:
         >>> shrink(torch.diag(torch.tensor([0.0, 0.0, 7.0])), 1.0, torch.tensor([True, True, False]))
@@ -299,12 +320,12 @@ def shrink_dissimilarities(distances: Tensor, beta: float, present: Tensor) -> T
     r"""Pull dissimilarities towards their mean: :math:`(1 - \beta) D + \beta \, \mathrm{mean}(D)` off the diagonal.
 
     Args:
-        distances: ``Relations.distances``, shape ``[C, C]``.
-        beta: In [0, 1].
-        present: Shape ``[C]``, bool.
+        distances: ``Relations.distances`` of :func:`average_dissimilarities`, shape ``[C, C]``.
+        beta: How far to pull, in [0, 1].
+        present: Classes to read, shape ``[C]``, bool.
 
     Returns:
-        Shape ``[C, C]``, float64; zero on the diagonal and in absent rows and columns.
+        Distances, shape ``[C, C]``, float64, zero on the diagonal and in absent rows and columns.
 
     Example:
         >>> shrink_dissimilarities(torch.tensor([[0.0, 2.0], [2.0, 0.0]]), 0.5, torch.tensor([True, True]))

@@ -1,6 +1,7 @@
-"""Similarity maps between feature spaces, and a common frame made with them.
+"""Similarity maps between feature spaces, and the average of clients' class means made with them.
 
-Everything is computed in float64.
+Each network makes coordinates of its own, so the coordinates of two clients cannot be averaged. They can be after each
+client is turned, scaled and shifted onto common coordinates (:func:`align`). Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from torch import Tensor
 from isoproto.geometry.numerics import COINCIDE, decomposing, ratio, standardised
 from isoproto.geometry.prototypes import Contribution
 
-RANK = 1e-5  # singular values below this share of the largest are taken for rounding noise of float32 prototypes
-_AT_ONCE = 128  # clients of one batch of small decompositions: more take memory and save no time
+RANK = 1e-5  # singular values below this share of the largest count as rounding noise of float32 prototypes
+_AT_ONCE = 128  # clients whose small matrices are decomposed together: more would take memory and save no time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Similarity:
-    r"""A map between two feature spaces: shift, partial isometry, scale.
+    r"""A map between two feature spaces: a shift, a partial isometry and a scale.
+
+    A partial isometry keeps lengths and angles in one subspace and maps everything orthogonal to it to zero.
 
     Attributes:
         left: First factor of the partial isometry :math:`R`, shape ``[d1, r]``, orthonormal columns, float64.
@@ -45,7 +48,7 @@ class Similarity:
     def backward(self, x: Tensor) -> Tensor:
         r"""Map ``x`` ``[..., d2]`` to :math:`(x - \nu) R^T / s + \mu`.
 
-        Undoes :meth:`forward` within the span of the rows that made the map; what lies outside is dropped.
+        Within the span of the rows that made the map, this undoes :meth:`forward`. Any part outside is dropped.
         """
         centred = x - self.target_mean.to(x)
         return (centred @ self.right.T.to(x)) @ (self.left.T / self.scale).to(x) + self.source_mean.to(x)
@@ -57,24 +60,24 @@ def similarity_map(source: Tensor, target: Tensor, weights: Tensor) -> Similarit
     .. math::
         \min_{R, s, \mu, \nu} \sum_c w_c \, \| (A_c - \mu) R s + \nu - B_c \|^2
 
-    with a partial isometry :math:`R`: rotation, reflection, and nothing outside the span of the rows, where no row
-    tells how to turn. So R is unique where a full orthogonal matrix is not. Weighted Procrustes analysis by the
-    singular values of an ``[n, n]`` matrix; nothing is ``[d, d]``.
+    :math:`R` is a partial isometry: it may rotate and reflect, and it maps to zero what lies outside the span of the
+    rows, since the rows do not say how to turn it. So R is unique where a full orthogonal matrix would not be. The
+    method is weighted Procrustes analysis by the singular values of an ``[n, n]`` matrix. No matrix is ``[d, d]``.
 
     Args:
         source: :math:`A`, shape ``[n, d1]``.
         target: :math:`B`, shape ``[n, d2]``; the widths may differ.
-        weights: :math:`w`, shape ``[n]``, >= 0, of any sum.
+        weights: :math:`w`, shape ``[n]``, >= 0. The sum does not matter.
 
     Returns:
-        The map; ``None`` if there is none: fewer than two rows, all rows of either side at one point, or two sides
-        that have no direction in common.
+        The map. ``None`` if there are fewer than two rows, if all rows of one side are the same point, or if the two
+        sides have no direction in common.
 
     Raises:
-        FrameError: If numbers are not finite, so that nothing can be decomposed.
+        FrameError: If numbers are not finite, so that the matrix cannot be decomposed.
 
     Example:
-        A quarter turn, twice as large:
+        The target is the source turned by a quarter and twice as large:
 
         >>> a = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> b = torch.tensor([[5.0, 0.0], [5.0, 2.0], [3.0, 0.0]])
@@ -97,24 +100,24 @@ def similarity_map(source: Tensor, target: Tensor, weights: Tensor) -> Similarit
 
 
 class _Maps(NamedTuple):
-    """What :func:`similarity_map` returns, for N pairs of matrices of equal shapes."""
+    """The similarity maps of N pairs of matrices of equal shapes."""
 
     left: Tensor  # [N, d1, r]
     right: Tensor  # [N, r, d2]
-    keep: Tensor  # [N, r] which of the r directions are more than noise
+    keep: Tensor  # [N, r] whether a direction is more than noise
     scale: Tensor  # [N]
     source_mean: Tensor  # [N, 1, d1]
     target_mean: Tensor  # [N, 1, d2]
     there: Tensor  # [N] whether there is a map
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``x`` ``[N, n, d1]``."""
+        """Map ``x`` ``[N, n, d1]`` to ``[N, n, d2]``."""
         factors = (self.keep * self.scale.unsqueeze(1)).unsqueeze(1)
         return ((x - self.source_mean) @ self.left * factors) @ self.right + self.target_mean
 
 
 def _similarity_maps(source: Tensor, target: Tensor, weights: Tensor) -> _Maps:
-    """Make N maps at once, of ``[N, n, d1]`` to ``[N, n, d2]`` with weights ``[N, n]``, n >= 2, all in float64."""
+    """Make N maps at once, from ``[N, n, d1]`` to ``[N, n, d2]`` with weights ``[N, n]``, n >= 2, all in float64."""
     share = ratio(weights, weights.sum(1, keepdim=True)).unsqueeze(2)
     source_mean, target_mean = ((share * x).sum(1, keepdim=True) for x in (source, target))
     a, b = share.sqrt() * (source - source_mean), share.sqrt() * (target - target_mean)
@@ -122,7 +125,7 @@ def _similarity_maps(source: Tensor, target: Tensor, weights: Tensor) -> _Maps:
     there = (a_energy > COINCIDE * (share * source.square()).sum((1, 2))) & (
         b_energy > COINCIDE * (share * target.square()).sum((1, 2))
     )
-    # The SVD of A^T B [d1, d2] is that of a product of triangular factors, at most [n, n].
+    # The SVD of A^T B [d1, d2] follows from the SVD of a product of triangular factors, which is at most [n, n].
     (q_a, r_a), (q_b, r_b) = _factors(a), _factors(b)
     u, sigma, vh = torch.linalg.svd(r_a @ r_b.mT, full_matrices=False)
     largest = sigma[:, :1]
@@ -132,7 +135,7 @@ def _similarity_maps(source: Tensor, target: Tensor, weights: Tensor) -> _Maps:
 
 
 def _factors(x: Tensor) -> tuple[Tensor | None, Tensor]:
-    """QR of ``x^T``, for ``x`` ``[N, n, d]``; where it would make nothing smaller, ``x^T`` itself."""
+    """Return the QR factors of ``x^T`` for ``x`` ``[N, n, d]``; ``(None, x^T)`` where R would not be smaller."""
     if x.shape[2] <= x.shape[1]:
         return None, x.mT
     q, r = torch.linalg.qr(x.mT)
@@ -143,8 +146,9 @@ class Aligned(NamedTuple):
     """Global prototypes in the server's frame.
 
     Attributes:
-        vectors: Shape ``[C, d]``, float32; centred, root-mean-square length 1; zero for absent classes.
-        present: Classes that have one, shape ``[C]``, bool.
+        vectors: One row per class, shape ``[C, d]``, float32. Centred, with root-mean-square length 1; rows of absent
+            classes are zero.
+        present: Classes that have a prototype, shape ``[C]``, bool.
     """
 
     vectors: Tensor
@@ -159,26 +163,27 @@ def align(
     .. math::
         P_g^c = \frac{\sum_k n_k^c \, T_k(P_k^c)}{\sum_k n_k^c}
 
-    where :math:`T_k` is the :func:`similarity_map` of client k's class means onto the last :math:`P_g`. Centred and
-    scaled to unit radius each time, otherwise the frame would shrink a little every round. The result stays in the
-    row space of ``reference``: a class that comes later is seen in projection only, until the reference is made anew
-    by ``embed(..., onto=reference)``.
+    :math:`T_k` is the :func:`similarity_map` of client k's class means onto the last :math:`P_g`. The average is
+    centred and scaled to unit radius in each iteration; otherwise the frame would shrink a little every round. The
+    result stays in the row space of ``reference``. So only a projection of a new class is seen, until the reference
+    is made anew by ``embed(..., onto=reference)``.
 
     Args:
-        contributions: In a fixed order. A client that shares fewer than two classes with the reference is left out.
-        reference: Last round's result, shape ``[C, d]``; before there is one, ``embed``'s.
-        present: Classes that have a row in it, shape ``[C]``, bool. Other rows are never read.
-        iterations: Two from last round's result, eight from an embedding.
-        minimum: Aligned clients that a class must have, >= 1.
+        contributions: The clients' class means, in a fixed order so that sums are the same to the last bit. A client
+            that shares fewer than two classes with the reference is left out.
+        reference: The result of last round, shape ``[C, d]``. In the first round, the result of ``embed``.
+        present: Classes that have a row in the reference, shape ``[C]``, bool. Other rows are never read.
+        iterations: How often to align and average. Two are enough from last round's result, eight from an embedding.
+        minimum: How many aligned clients a class needs to get a new row, >= 1.
 
     Returns:
-        The average; a class with fewer aligned clients keeps its row of the reference.
+        The average. A class with too few aligned clients keeps its row of the reference.
 
     Raises:
-        FrameError: If numbers are not finite, so that nothing can be decomposed.
+        FrameError: If numbers are not finite, so that a matrix cannot be decomposed.
 
     Example:
-        A client that is turned by a quarter agrees with the reference once turned back:
+        The client's class means are the reference turned by a quarter. Turned back, they agree with it:
 
         >>> reference, ids = torch.tensor([[0.6, 0.8], [-0.8, 0.6], [-0.6, -0.8], [0.8, -0.6]]), torch.arange(4)
         >>> turned = reference @ torch.tensor([[0.0, 2.0], [-2.0, 0.0]])
@@ -187,7 +192,7 @@ def align(
         True
     """
     with decomposing("align"):
-        # Every map acts within the row spaces of the client and of the reference: their coordinates there will do.
+        # Every map acts within the row spaces of the client and of the reference, so coordinates there are enough.
         basis, triangle = torch.linalg.qr(torch.where(present.unsqueeze(1), reference, 0).double().T)
         vectors = triangle.T.contiguous()  # [C, min(C, d)]
         batches = list(_batches(contributions))
@@ -195,7 +200,7 @@ def align(
             total, weight = torch.zeros_like(vectors), torch.zeros(len(vectors), dtype=torch.float64)
             holders = torch.zeros(len(vectors), dtype=torch.int64)
             for ids, rows, counts in batches:
-                # A row of weight 0 has no part in the map.
+                # A class that the reference lacks gets weight 0, so it does not change the map.
                 maps = _similarity_maps(rows, vectors[ids], counts * present[ids])
                 there = maps.there
                 weighted = counts.unsqueeze(2) * maps.forward(rows)
@@ -210,10 +215,10 @@ def align(
 
 
 def _batches(contributions: Sequence[Contribution]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield classes, means and counts of clients with equally many classes, ``[N, n]``, ``[N, n, m]``, ``[N, n]``.
+    """Yield classes ``[N, n]``, means ``[N, n, m]`` and counts ``[N, n]`` of N clients that hold n classes each.
 
-    The means are rotated: only what they look like to one another is left, ``m <= n`` coordinates. A client with fewer
-    than two classes is in none of the batches.
+    The means of a client are rotated into ``m <= n`` coordinates, which keeps their inner products. Clients with
+    fewer than two classes are left out.
     """
     alike: dict[int, list[Contribution]] = {}
     for contribution in contributions:

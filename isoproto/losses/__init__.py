@@ -1,7 +1,8 @@
-"""Losses that align a client's features with global prototypes: ``LOSSES`` by name.
+"""Losses that align a client's features with global prototypes. The table ``LOSSES`` holds them by name.
 
-``mse`` and ``cosine`` compare coordinates and need feature spaces that mean the same on every client; ``gcsa`` and
-``rcsa`` compare relations between classes only. A new loss is one file and one line here.
+``mse`` and ``cosine`` compare coordinates, so they need feature spaces that mean the same on every client. ``gcsa``
+and ``rcsa`` compare relations between classes only. To add a loss, write a file with an ``AlignmentLoss`` and put it
+into the table; ``isoproto.losses.base`` shows how.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,9 @@
-"""FedHPro's losses of a client: contrast with all classes' hyper-prototypes, pull towards those of the own class.
+"""FedHPro's two losses on the client: HPCL and HPAL.
 
-A client needs two vectors per class: the mean direction of its hyper-prototypes (``directions``) and their mean
-(``means``). :func:`hpcl` and :func:`hpal` are the definitions; :class:`Anchors` gives both at once in training.
+HPCL contrasts a feature with the hyper-prototypes of all classes. HPAL pulls a feature towards the hyper-prototypes of
+its class. Both need two vectors per class: the mean direction of its hyper-prototypes (``directions``), and their mean
+(``means``). :func:`hpcl` and :func:`hpal` define the losses. :class:`Anchors` is HPCL and HPAL together, in the fast
+form that training uses.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch.nn import functional
 from isoproto.losses.base import attach_gradient
 from isoproto.precision import full_precision, outside_autocast
 
-TINY = 1e-6  # length up to which a vector is taken for zero: it has no direction, and its gradient would be huge
+TINY = 1e-6  # a vector of at most this length counts as zero: normalising it would give a huge gradient
 
 MarginNorm = Literal["literal", "present"]
 Form = Literal["paper", "paper_mean", "normalised", "normalised_mean"]
@@ -24,21 +26,22 @@ Form = Literal["paper", "paper_mean", "normalised", "normalised_mean"]
 
 @torch.no_grad()
 def client_margin(prototypes: Tensor, present: Tensor, *, norm: MarginNorm = "literal") -> Tensor:
-    r"""Mean distance between a client's prototypes.
+    r"""Return the mean distance between a client's prototypes, the margin of HPCL.
 
     .. math::
         d_k = \frac{1}{(C - 1)^2} \sum_{c_1} \sum_{c_2 \ne c_1} \| p_k^{c_1} - p_k^{c_2} \|
 
-    Reference: FedHPro, Eq. (10). The divisor is smaller than the number of pairs if all C classes are there and
-    larger if few are.
+    Reference: FedHPro, Eq. (10). The divisor is not the number of pairs: it is smaller if the client holds all C
+    classes, and larger if the client holds few.
 
     Args:
         prototypes: The client's class means, shape ``[C, d]``. Absent rows are never read.
         present: Classes that the client holds, shape ``[C]``, bool.
-        norm: ``literal`` as above; ``present`` divides by :math:`n (n - 1)` for n classes present, a true mean.
+        norm: ``literal`` divides as the formula does. ``present`` divides by :math:`n (n - 1)` for n classes present,
+            which gives a true mean.
 
     Returns:
-        Shape ``[]``, >= 0; 0 below two classes.
+        Shape ``[]``, >= 0; 0 with fewer than two classes.
 
     Example:
         >>> p, all_three = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]), torch.tensor([True, True, True])
@@ -67,7 +70,7 @@ def hpcl(
         -\log \frac{e^{s_y / \tau}}{e^{s_y / \tau} + \sum_{c \ne y} e^{(s_c + d) / \tau}}, \qquad
         s_c = \langle \hat z, a^c \rangle
 
-    a cross-entropy whose wrong logits are shifted by the margin, so that nothing overflows.
+    It is computed as a cross-entropy in which the margin is added to the wrong logits, so that nothing overflows.
 
     Reference: FedHPro, Eqs. (11) and (12).
 
@@ -76,11 +79,12 @@ def hpcl(
             no gradient.
         labels: :math:`y`, shape ``[B]``, int64, in ``[0, C)``.
         directions: :math:`a^c`, the mean of the normalised hyper-prototypes of a class, shape ``[C, d]``.
-        present: Classes that have one, shape ``[C]``, bool. Other rows are never read: they are no negatives, and
-            their samples are left out of the mean.
+        present: Classes that have hyper-prototypes, shape ``[C]``, bool. Other rows are never read: features are not
+            contrasted with them, and samples of these classes are left out of the mean.
         temperature: :math:`\tau`, > 0.
         margin: :math:`d`, >= 0.
-        additive: Add :math:`d` itself to the denominator, in place of the shift, as the published code does.
+        additive: Add :math:`d` itself to the denominator instead of adding it to the logits, as the published code
+            does.
 
     Returns:
         Mean over the samples, shape ``[]``, float32 (float64 for float64 features), >= 0. Value and gradient are
@@ -119,10 +123,11 @@ def hpal(features: Tensor, labels: Tensor, means: Tensor, present: Tensor, *, fo
         features: :math:`z`, shape ``[B, d]``, any float dtype.
         labels: Their classes, shape ``[B]``, int64, in ``[0, C)``.
         means: :math:`H`, the mean of the hyper-prototypes of a class, shape ``[C, d]``.
-        present: Classes that have one, shape ``[C]``, bool. Other rows are never read, and their samples are left
-            out of the mean.
-        form: ``paper`` as above; ``normalised`` compares :math:`\hat z` with :math:`\hat H^y`, one minus their cosine
-            unless a coordinate differs by more than 1; ``..._mean`` divides by d.
+        present: Classes that have hyper-prototypes, shape ``[C]``, bool. Other rows are never read, and samples of
+            these classes are left out of the mean.
+        form: ``paper`` is the formula. ``normalised`` compares :math:`\hat z` with :math:`\hat H^y`; that is one minus
+            their cosine unless a coordinate differs by more than 1. ``paper_mean`` and ``normalised_mean`` also
+            divide by d.
 
     Returns:
         Mean over the samples, shape ``[]``, float32 (float64 for float64 features), >= 0. Value and gradient are
@@ -148,16 +153,17 @@ def hpal(features: Tensor, labels: Tensor, means: Tensor, present: Tensor, *, fo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Anchors:
-    """What a client's features are compared with in a round; ``anchors(features, labels)`` does it.
+    """HPCL and HPAL together: what a client's features are compared with in a round.
 
-    Make them once a round with :meth:`of`.
+    Make one per round with :meth:`of`, then call it with features and labels.
 
     Attributes:
-        rows: Directions over temperature, shape ``[C', d]``; C' is C, or C + 1 with an additive margin.
-        table: By class: what is added to the logits ``[C']``, the one-hot vector ``[C']``, the mean ``[d]`` and
-            whether there is one ``[1]``. One gather for all of them is faster than four.
+        rows: Directions divided by the temperature, shape ``[C', d]``. C' is C, or C + 1 with an additive margin.
+        table: One row per class, in four parts: the offsets of the logits ``[C']``, the one-hot vector ``[C']``, the
+            mean ``[d]``, and 1 or 0 for whether the class has hyper-prototypes ``[1]``. They stand in one tensor since
+            one gather is faster than four.
         normalised: Whether HPAL compares directions.
-        factor: Of HPAL, 1 or 1 / d.
+        factor: What HPAL is multiplied by, 1 or 1 / d.
     """
 
     rows: Tensor
@@ -177,7 +183,7 @@ class Anchors:
         additive: bool = False,
         form: Form = "paper",
     ) -> Anchors:
-        """Prepare both losses; arguments as for :func:`hpcl` and :func:`hpal`.
+        """Prepare both losses. The arguments are those of :func:`hpcl` and :func:`hpal`.
 
         Example:
             >>> anchors = Anchors.of(torch.eye(2), torch.eye(2), torch.tensor([True, True]), temperature=1.0)
@@ -194,7 +200,7 @@ class Anchors:
     def __call__(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return HPCL and HPAL, shape ``[2]``, of ``features`` ``[B, d]`` with ``labels`` ``[B]``.
 
-        The gradient is written out: autograd's own bookkeeping for two dozen small operations costs more.
+        The gradient is written by hand, which is cheaper than what autograd records for two dozen small operations.
         """
         _check_width(features, self.rows)
         x = features.to(self.rows.dtype)
@@ -225,24 +231,27 @@ def _backward_normalised(outer: Tensor, contrast: Tensor, pull: Tensor, unit: Te
 
 
 def _tangential(gradient: Tensor, unit: Tensor) -> Tensor:
-    """What normalising leaves of a gradient ``[..., B, d]``: the part across the rows ``unit`` ``[B, d]``."""
+    """Return the part of a gradient ``[..., B, d]`` that is orthogonal to the unit rows ``[B, d]``.
+
+    Normalising a row passes only this part of the gradient on.
+    """
     return torch.addcmul(gradient, unit, (gradient * unit).sum(-1, keepdim=True), value=-1)
 
 
 def _contrast(
     directions: Tensor, present: Tensor, temperature: float, margin: float | Tensor, additive: bool
 ) -> tuple[Tensor, Tensor]:
-    """``rows`` and ``offsets`` of :class:`Anchors`: the logits are ``unit features @ rows.T + offsets[labels]``."""
+    """Return ``(rows, offsets)``: the logits of HPCL are ``unit features @ rows.T + offsets[labels]``."""
     if temperature <= 0 or margin < 0:
         raise ValueError(
             f"hpcl: the temperature must be > 0 and the margin >= 0, got {temperature} and {float(margin)}"
         )
     rows = torch.where(present.unsqueeze(1), directions, 0) / temperature
-    # Labels that are not present weigh nothing; zeros keep their numbers finite.
+    # A sample whose class is not present has weight 0. Its offsets hold no minus infinity, so its numbers stay finite.
     absent = present.unsqueeze(1) & ~present
     offsets = torch.zeros_like(absent, dtype=rows.dtype).masked_fill(absent, -torch.inf)
     margin = torch.as_tensor(margin, dtype=rows.dtype, device=rows.device)
-    if additive:  # one more class, whose exponential is the margin
+    if additive:  # an additional class whose exponential is the margin
         column = margin.log().expand(len(rows), 1)
         return functional.pad(rows, (0, 0, 0, 1)), torch.cat([offsets, column], 1)
     others = ~torch.eye(len(rows), dtype=torch.bool, device=rows.device)
@@ -250,7 +259,7 @@ def _contrast(
 
 
 def _pull(means: Tensor, present: Tensor, form: Form) -> tuple[Tensor, bool, float]:
-    """``means``, ``normalised`` and ``factor`` of :class:`Anchors`."""
+    """Return the means to compare with, and the attributes ``normalised`` and ``factor`` of :class:`Anchors`."""
     known = ("paper", "paper_mean", "normalised", "normalised_mean")
     if form not in known:
         raise ValueError(f"hpal: unknown form {form!r}; `form` must be one of {', '.join(map(repr, known))}")
@@ -260,17 +269,17 @@ def _pull(means: Tensor, present: Tensor, form: Form) -> tuple[Tensor, bool, flo
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Rows of length 1; rows without a length stay zero and pass no gradient."""
+    """Scale rows to length 1. Rows that count as zero become zero and pass no gradient."""
     return x * _inverse_length(x)
 
 
 def _inverse_length(x: Tensor) -> Tensor:
-    """One over the length of each row ``[n, 1]``; 0 for rows of no length."""
+    """Return one over the length of each row, ``[n, 1]``; 0 for rows that count as zero."""
     return functional.threshold(torch.linalg.vector_norm(x, dim=1, keepdim=True), TINY, torch.inf).reciprocal()
 
 
 def _shares(labels: Tensor, present: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights ``[B]`` of a mean over the samples whose class is present."""
+    """Return weights ``[B]`` that give the mean over the samples whose class is present."""
     valid = present[labels].to(dtype)
     return valid / valid.sum().clamp(min=1)
 

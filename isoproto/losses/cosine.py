@@ -1,12 +1,11 @@
-"""Cosine distance: features in the direction of the prototypes."""
+"""Cosine distance: turns features into the direction of the prototypes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from isoproto.losses import mse
-from isoproto.losses.base import AlignmentLoss, check_width, directions, full_precision_pair
+from isoproto.losses.base import AlignmentLoss, check_width, directions, full_precision_pair, present_rows
 from isoproto.precision import outside_autocast
 
 
@@ -21,10 +20,10 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: Features, shape ``[n, d]``.
-        b: What row ``i`` of ``a`` is compared with, shape ``[n, d]``.
+        b: Prototypes, shape ``[n, d]``. Row ``i`` is compared with row ``i`` of ``a``.
 
     Returns:
-        Loss, shape ``[]``, in [0, 2]. Rows of zero length, in either argument, are left out.
+        Loss, shape ``[]``, in [0, 2]. A row that has zero length in either argument is left out.
 
     Example:
         >>> import torch
@@ -37,26 +36,26 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
 
 @outside_autocast
 def target(prototypes: Tensor, present: Tensor) -> Tensor:
-    """Directions ``[C, d]`` of the prototypes; absent rows and those of zero length are zero."""
-    rows, keep = directions(mse.target(prototypes, present), noise=0)
+    """Return the directions of the prototypes, ``[C, d]``. Rows of absent classes and of zero length are zero."""
+    rows, keep = directions(present_rows(prototypes, present), noise=0)
     return rows * keep.unsqueeze(1)
 
 
 def prepare(rows: Tensor, means: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
-    """First half of the batch form, see ``AlignmentLoss``."""
+    """Look up the prototype of each row; see ``AlignmentLoss.prepare``."""
     return means, weights, prototypes[rows]
 
 
 def compare(x: Tensor, means: Tensor, weights: Tensor, wanted: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
+    """Return the losses of ``x`` ``[n, d]`` at both levels, shape ``[2]``; see ``AlignmentLoss.compare``."""
     check_width(x, wanted)
-    # What does not count must not decide which lengths are noise.
+    # Zero the samples that do not count: `directions` judges by the mean length which rows are noise.
     samples = x * (weights[1] > 0).unsqueeze(1)
     return _weighted(torch.stack([means @ x, samples]), wanted, weights)
 
 
 def _weighted(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean of 1 - cosine over the rows of ``a`` ``[L, n, d]`` and ``b`` ``[n, d]`` that have a direction."""
+    """Return the weighted mean of 1 - cosine over rows of ``a`` ``[L, n, d]`` and ``b`` ``[n, d]`` with a direction."""
     (a, a_keep), (b, b_keep) = directions(a), directions(b)
     weights = weights * (a_keep & b_keep)
     return (weights * (1 - (a * b).sum(2))).sum(1) / weights.sum(1).clamp(min=1e-20)

@@ -1,4 +1,4 @@
-"""Mean squared error: features at the coordinates of the prototypes."""
+"""Mean squared error: pulls features to the coordinates of the prototypes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.losses.base import AlignmentLoss, check_width, full_precision_pair
-from isoproto.precision import full_precision, outside_autocast
+from isoproto.losses.base import AlignmentLoss, check_width, full_precision_pair, present_rows
+from isoproto.precision import outside_autocast
 
 
 @outside_autocast
@@ -17,11 +17,11 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
     .. math::
         \frac{1}{n d} \sum_{ij} (a_{ij} - b_{ij})^2
 
-    Reference: the coordinate baseline of FedSAF. It writes a sum; the element mean is what its weights refer to.
+    Reference: the coordinate baseline of FedSAF. The paper writes a sum, but its weights refer to the element mean.
 
     Args:
         a: Features, shape ``[n, d]``.
-        b: What row ``i`` of ``a`` is compared with, shape ``[n, d]``.
+        b: Prototypes, shape ``[n, d]``. Row ``i`` is compared with row ``i`` of ``a``.
 
     Returns:
         Loss, shape ``[]``, >= 0.
@@ -33,19 +33,14 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
     return functional.mse_loss(*full_precision_pair(a, b, any_width=False))
 
 
-def target(prototypes: Tensor, present: Tensor) -> Tensor:
-    """The prototypes in full precision, shape ``[C, d]``; absent rows are zero."""
-    return torch.where(present.unsqueeze(1), full_precision(prototypes), 0)
-
-
 def prepare(rows: Tensor, means: Tensor, weights: Tensor, prototypes: Tensor) -> tuple[Tensor, ...]:
-    """First half of the batch form, see ``AlignmentLoss``."""
+    """Compute the weight of each row and its prototype; see ``AlignmentLoss.prepare``."""
     share = weights / weights.sum(2, keepdim=True).clamp(min=1)
     return means, share, prototypes[rows]
 
 
 def compare(x: Tensor, means: Tensor, share: Tensor, wanted: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
+    """Return the losses of ``x`` ``[n, d]`` at both levels, shape ``[2]``; see ``AlignmentLoss.compare``."""
     check_width(x, wanted)
     residual = x - wanted
     both = torch.stack([means @ residual, residual])  # [2, n, d]
@@ -56,7 +51,7 @@ MSE = AlignmentLoss(
     kind="coordinates",
     weights=(0.01, 0.01),
     pair=pair,
-    target=target,
+    target=present_rows,
     prepare=prepare,
     compare=compare,
 )

@@ -19,8 +19,8 @@ from isoproto.losses.base import (
 )
 from isoproto.precision import full_precision, outside_autocast
 
-# Half squared distance between two directions that float32 cannot tell from zero: for rows of one direction rounding
-# made up to 1.1e-6 of it (measured for n <= 256, d <= 8192).
+# Up to this half squared distance float32 cannot tell two directions apart. Rounding made at most 1.1e-6 between rows
+# of one direction (measured for n <= 256, d <= 8192).
 NOISE = 2e-6
 
 
@@ -32,21 +32,22 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
         1 - \frac{\langle r_A, r_B \rangle}{\|r_A\| \|r_B\|}, \qquad
         (r_A)_{ij} = \| \hat a_i - \hat a_j \|^2 = 2 - 2 \langle \hat a_i, \hat a_j \rangle, \quad i < j
 
-    Either argument may be rotated and reflected, and each row scaled; unlike GCSA a shift changes the loss. No root
-    is taken, so coincident rows are harmless.
+    The loss does not change when either argument is rotated or reflected, or when a single row is scaled. Unlike in
+    GCSA, a shift changes the loss. No root is taken, so the gradient stays finite where two rows coincide.
 
     Reference: FedSAF, Eq. (14).
 
     Args:
         a: Features, shape ``[n, d1]``.
-        b: What row ``i`` of ``a`` is compared with, shape ``[n, d2]``.
+        b: Prototypes, shape ``[n, d2]``. Row ``i`` belongs to row ``i`` of ``a``.
 
     Returns:
-        Loss, shape ``[]``, in [0, 1]. Rows of zero length, in either argument, are left out. Value and gradient are
-        0 for fewer than three remaining rows and if all rows of an argument have one direction.
+        Loss, shape ``[]``, in [0, 1]. A row that has zero length in either argument is left out. Value and gradient
+        are 0 if fewer than three rows remain, and if all rows of an argument have the same direction.
 
     Example:
-        Squared distances (2, 2, 4) between three directions, and (2, 2, 2): the cosine is 16 / sqrt(24 * 12).
+        The squared distances between the directions are (2, 2, 4) in ``a`` and (2, 2, 2) in ``b``, so the cosine is
+        16 / sqrt(24 * 12):
 
         >>> a = torch.tensor([[1.0, 0.0, 0.0], [0.0, 5.0, 0.0], [-1.0, 0.0, 0.0]])
         >>> pair(a, torch.eye(3))
@@ -61,16 +62,16 @@ def pair(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _dissimilarity(cosines: Tensor, pairs: Tensor) -> Tensor:
-    """Half the squared distances of ``pairs`` (bool); 0 for what is no pair or closer than rounding can tell."""
+    """Return half the squared distances where ``pairs`` (bool) holds; 0 elsewhere and for distances within rounding."""
     return functional.threshold(torch.where(pairs, 1 - cosines, 0), NOISE, 0)
 
 
 @outside_autocast
 def target(prototypes: Tensor, present: Tensor) -> Tensor:
-    """Squared distances ``[C, C]`` between the directions of the present prototypes, in [0, 4].
+    """Return the squared distances between the directions of the present prototypes, ``[C, C]``, in [0, 4].
 
-    Rows and columns of absent classes and of prototypes of zero length are zero: a class at no distance from any
-    other is left out.
+    Rows and columns of absent classes and of prototypes of zero length are zero. ``prepare`` leaves out a class whose
+    row is zero.
     """
     p, keep = directions(torch.where(present.unsqueeze(1), full_precision(prototypes), 0), noise=0)
     return 2 * _dissimilarity(p @ p.T, keep.unsqueeze(1) & keep)
@@ -78,20 +79,25 @@ def target(prototypes: Tensor, present: Tensor) -> Tensor:
 
 @outside_autocast
 def relations(matrix: Tensor, present: Tensor) -> Tensor:
-    """The same from a matrix ``[C, C]`` of squared distances, symmetric and of float dtype."""
+    """Return what :func:`target` returns, made from known squared distances between directions.
+
+    Args:
+        matrix: Squared distances, shape ``[C, C]``, symmetric, of float dtype.
+        present: Classes to read, shape ``[C]``, bool.
+    """
     pairs = present.unsqueeze(1) & present & ~torch.eye(len(present), dtype=torch.bool, device=present.device)
     return functional.threshold(torch.where(pairs, full_precision(matrix), 0), 2 * NOISE, 0)
 
 
 def prepare(rows: Tensor, means: Tensor, weights: Tensor, distances: Tensor) -> tuple[Tensor, ...]:
-    """First half of the batch form, see ``AlignmentLoss``."""
+    """Look up the wanted distances of each batch, and drop classes that have none; see ``AlignmentLoss.prepare``."""
     wanted = gather_pairs(distances, rows).unsqueeze(1)
     averages = torch.stack([means, torch.diag_embed(weights[:, 1])], 1)  # [S, 2, n, n]
     return averages, wanted, weights.sqrt() * (wanted.sum(3) > 0)
 
 
 def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor:
-    """Second half: the loss of ``x`` ``[n, d]`` at both levels, shape ``[2]``."""
+    """Return the losses of ``x`` ``[n, d]`` at both levels, shape ``[2]``; see ``AlignmentLoss.compare``."""
     with torch.no_grad():
         gram = both_levels(x @ x.T, averages[0])
         energy = gram.diagonal(dim1=1, dim2=2) * (root > 0)  # [2, n]
@@ -109,9 +115,10 @@ def compare(x: Tensor, averages: Tensor, wanted: Tensor, root: Tensor) -> Tensor
         inner = (r * wanted).sum((1, 2))
         value = good - inner * scale
 
-        # scale * slope is the gradient with respect to the cosines, then to the points' Gram matrix, whose diagonal
-        # makes the lengths. That with respect to the samples' own is the same, since the sum over the points of two
-        # classes is shared by as many pairs of samples; what is on the diagonal, by all pairs of a class.
+        # First `slope` is the gradient with respect to the cosines, up to the factor `scale`. The next lines turn it
+        # into the gradient with respect to the Gram matrix of the points of a level; the diagonal of that matrix holds
+        # the squared lengths. It is also the gradient with respect to the Gram matrix of the samples: what the points
+        # of two classes add up to is shared by as many pairs of samples, and the diagonal by all pairs of a class.
         slope = weights * torch.addcmul(wanted, r, (inner / r_norm.square().clamp(min=1e-30)).view(-1, 1, 1), value=-1)
         slope = slope * lengths
         radial = (slope * gram).sum(2) * inverse.square()

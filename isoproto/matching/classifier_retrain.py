@@ -1,11 +1,13 @@
-"""A classifier made on the server from the clients' classifier gradients, for long-tailed data.
+"""Train a classifier on the server from the clients' classifier gradients, for long-tailed data.
 
-The released code of FedHPro does this every round and overwrites the averaged classifier with the result; the paper
-does not mention it. Per class a few *meta features* are fitted so that the classifier's gradient on them points as on
-real features; then a fresh linear classifier is trained on equally many meta features of every class, which is what
-balances a long tail. Decided here, since nothing is known of it: the loss is the sum over the rows of the weight and
-the bias as one more row; features are drawn from N(0, 1) once and kept between rounds; a class that never had a
-gradient is left out of the training.
+First, a few *meta features* per class are fitted: the gradient of the classifier on them shall point where its
+gradient on real features points. Then a new linear classifier is trained on the meta features. Every class has equally
+many, so rare classes count as much as frequent ones.
+
+The released code of FedHPro does this every round and replaces the averaged classifier by the result. The paper does
+not mention it, so three details are our decision. The loss is the sum over the rows of the weight, with the bias as one
+more row. Meta features are drawn from N(0, 1) once and kept between rounds. A class that never had a gradient is left
+out of the training.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ from isoproto.precision import full_precision
 
 @torch.no_grad()
 def classifier_gradients(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a client sends for each class: mean gradients of cross-entropy with respect to weight and bias.
+    """Return the mean gradient of the cross-entropy with respect to the classifier, for each class of samples.
+
+    A client sends these gradients.
 
     Args:
-        features: Shape ``[n, d]``.
+        features: Features, shape ``[n, d]``.
         labels: Their classes, shape ``[n]``, int64.
-        weight: Of the classifier, shape ``[C, d]``.
-        bias: Likewise, shape ``[C]``.
+        weight: Weight of the classifier, shape ``[C, d]``.
+        bias: Bias of the classifier, shape ``[C]``.
 
     Returns:
-        Shapes ``[C, C, d]`` and ``[C, C]``; zero for classes without samples.
+        Gradients with respect to the weight, ``[C, C, d]``, and to the bias, ``[C, C]``. The first axis is the class
+        of the samples. Zero for classes without samples.
 
     Example:
         >>> x, y = torch.tensor([[2.0], [4.0]]), torch.tensor([0, 0])
@@ -63,26 +68,27 @@ def fit_meta_features(
         A^c = \frac{1}{m} \sum_j r_j f_j^T, \qquad a^c = \frac{1}{m} \sum_j r_j, \qquad
         r_j = \mathrm{softmax}(W f_j + b) - e_c
 
-    are the gradients of the mean cross-entropy of class c with respect to W and b. Plain SGD lowers, for every
-    present class, the sum over the rows of A and over a of one minus the cosine with the row wanted.
+    are the gradients of the mean cross-entropy of class c with respect to W and b. The loss of a class is a sum over
+    the rows of A, with a as one more row: one minus the cosine between the row and the wanted row. Plain SGD lowers
+    the loss of every present class.
 
     Args:
-        features: Meta features to start from, shape ``[C, m, d]``; ``initial_vectors`` in the first round, the last
+        features: Meta features f to start from, shape ``[C, m, d]``: ``initial_vectors`` in the first round, the last
             result later.
-        weight: W of the classifier through which the gradients were taken, shape ``[C, d]``.
-        bias: b, shape ``[C]``.
+        weight: Weight W of the classifier through which the gradients were taken, shape ``[C, d]``.
+        bias: Its bias b, shape ``[C]``.
         weight_gradients: For each class the wanted A, shape ``[C, C, d]``. Rows shorter than 1e-12 are left out.
         bias_gradients: For each class the wanted a, shape ``[C, C]``.
-        present: Classes that have gradients, shape ``[C]``, bool; the others are never read and keep their features,
-            as do classes whose gradients are not finite.
+        present: Classes that have gradients, shape ``[C]``, bool. Gradients of other classes are never read, and their
+            features stay as they are. Features of a class whose gradients are not finite stay as well.
         steps: Number of steps, >= 0.
         learning_rate: Step size.
 
     Returns:
-        Meta features, shape ``[C, m, d]``, in the dtype they came in; computed in float64.
+        Meta features, shape ``[C, m, d]``, in the dtype of ``features``. They are computed in float64.
 
     Example:
-        With a zero head the gradient of class 0 is that of its mean feature, (-f / 2, f / 2), whatever its length:
+        With a zero head and one meta feature f, the gradient of class 0 is (-f / 2, f / 2). Only its direction counts:
 
         >>> features, zero = torch.tensor([[[1.0, 1.0]], [[1.0, 0.0]]]), torch.zeros(2, 2)
         >>> wanted = torch.tensor([[[0.0, -1.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
@@ -110,7 +116,7 @@ def fit_meta_features(
 
 
 def _row_distance(produced: Tensor, wanted: Tensor) -> Tensor:
-    """Sum over all rows (the last axis) of one minus their cosine; rows without a direction are left out."""
+    """Sum one minus the cosine over all pairs of rows (the last axis). Rows without a direction are left out."""
     lengths = produced.norm(dim=-1), wanted.norm(dim=-1)
     directed = (lengths[0] >= TINY) & (lengths[1] >= TINY)
     cosine = (produced * wanted).sum(-1) / (lengths[0].clamp(min=TINY) * lengths[1].clamp(min=TINY))
@@ -127,19 +133,20 @@ def train_classifier(
     batch_size: int = 50,
     learning_rate: float = 0.01,
 ) -> tuple[Tensor, Tensor]:
-    r"""Train a fresh linear classifier on meta features by cross-entropy and plain SGD.
+    r"""Train a new linear classifier on meta features by cross-entropy and plain SGD.
 
     Args:
-        features: Shape ``[C, m, d]``.
-        known: Classes whose features were fitted in this round or before, shape ``[C]``, bool. The others are never
-            read; their rows of the classifier start at random like all and are only pushed away.
-        generator: Draws the start (uniform within :math:`1 / \sqrt d`, as ``nn.Linear``) and the order of samples.
-        epochs: Passes over all features.
-        batch_size: Features per step.
+        features: Meta features, shape ``[C, m, d]``.
+        known: Classes whose features were fitted in this round or before, shape ``[C]``, bool. Features of other
+            classes are never read. The classifier's rows for these classes start at random like all rows, and training
+            only lowers their logits.
+        generator: Draws the start, uniform within :math:`1 / \sqrt d` as in ``nn.Linear``, and the order of samples.
+        epochs: Number of passes over all features.
+        batch_size: Number of features per step.
         learning_rate: Step size.
 
     Returns:
-        ``(weight [C, d], bias [C])``, float32 (float64 if ``features`` are).
+        ``(weight [C, d], bias [C])``, float32 (float64 for float64 features).
 
     Example:
         >>> features = torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]])

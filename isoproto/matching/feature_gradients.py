@@ -1,4 +1,7 @@
-"""Class-wise gradients of the cross-entropy with respect to features: what gradient matching imitates."""
+"""Gradients of the cross-entropy with respect to features, summed per class.
+
+Clients send their means. Gradient matching (``isoproto.matching.hyperproto``) moves vectors until they give the same.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from isoproto.geometry.class_sums import ClassSums
 from isoproto.precision import full_precision, outside_autocast
 
 HeadFunction = Callable[[Tensor], Tensor]
-"""Features ``[n, d]`` to logits ``[n, C]``, row by row (no batch statistics)."""
+"""A head as a function from features ``[n, d]`` to logits ``[n, C]``. Rows must not influence one another."""
 
-SAME_POINT = 1e-6  # share of their mean square that prototypes must differ by, else they are one point in float32
-LEAST = 1e-30  # squared radius up to which they are one point too: a head that tells them apart leaves float32
+SAME_POINT = 1e-6  # prototypes with a squared radius below this share of their mean square are one point in float32
+LEAST = 1e-30  # up to this squared radius they count as one point too: a head to tell them apart overflows float32
 NEVER = -1e30  # a logit whose softmax is exactly 0; minus infinity would make products NaN
 
 
 def cross_entropy_residuals(logits: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of each sample's cross-entropy with respect to its logits: softmax minus one-hot.
+    """Return the gradient of each sample's cross-entropy with respect to its logits: softmax minus one-hot.
 
-    The entry of the sample's own class is minus the sum of the others. So it keeps its relative accuracy where
-    ``p - 1`` would be rounding noise, and rows sum to zero.
+    The entry of the sample's class is computed as minus the sum of the other entries. So rows sum to zero, and the
+    entry keeps its relative accuracy where ``p - 1`` would be rounding noise.
 
     Args:
         logits: Shape ``[..., C]``.
@@ -46,17 +49,18 @@ def linear_gradients(features: Tensor, labels: Tensor, weight: Tensor, bias: Ten
         n^c g^c = \sum_{i: y_i = c} \frac{\partial CE(W z_i + b, c)}{\partial z_i}
                 = W^T \sum_{i: y_i = c} (\mathrm{softmax}(W z_i + b) - e_c)
 
-    Reference: FedHPro, Eq. (5); the mean of all batches together is :math:`g^c`. Float32 is enough: residuals keep
-    their relative accuracy (see ``cross_entropy_residuals``), and sums of one class have one sign per entry.
+    Reference: FedHPro, Eq. (5). Add up the sums of all batches; their mean is :math:`g^c`. Float32 is enough:
+    residuals keep their relative accuracy (see :func:`cross_entropy_residuals`), and all residuals of a class have
+    the same sign in each entry.
 
     Args:
-        features: Shape ``[n, d]``.
-        labels: Shape ``[n]``, int64 in ``[0, C)``.
-        weight: :math:`W`, shape ``[C, d]``.
-        bias: :math:`b`, shape ``[C]``.
+        features: Features :math:`z`, shape ``[n, d]``.
+        labels: Their classes :math:`y`, shape ``[n]``, int64 in ``[0, C)``.
+        weight: Weight :math:`W` of the head, shape ``[C, d]``.
+        bias: Bias :math:`b` of the head, shape ``[C]``.
 
     Returns:
-        Sums and counts of this batch; those of several batches add up.
+        Sums and counts of this batch. Those of several batches add up.
 
     Example:
         A zero feature makes both classes equally likely, so the residual is (-1/2, 1/2):
@@ -75,9 +79,10 @@ def linear_gradients(features: Tensor, labels: Tensor, weight: Tensor, bias: Ten
 
 @outside_autocast
 def head_gradients(head: HeadFunction, features: Tensor, labels: Tensor, num_classes: int) -> ClassSums:
-    """Sum each class's feature gradients through any head, by one reverse pass; see ``linear_gradients``.
+    """Sum each class's feature gradients through any head, by one reverse pass.
 
-    Parameters of ``head`` get no gradient. Its mode (dropout, running statistics) is the caller's business.
+    For a linear head, :func:`linear_gradients` gives the same. Parameters of ``head`` get no gradient. The caller sets
+    the mode of the head (dropout, running statistics).
 
     Example:
         >>> sums = head_gradients(lambda z: 4 * z, torch.zeros(1, 2), torch.tensor([0]), num_classes=2)
@@ -92,7 +97,7 @@ def head_gradients(head: HeadFunction, features: Tensor, labels: Tensor, num_cla
 
 
 def squared_radius(prototypes: Tensor, present: Tensor) -> Tensor:
-    """Mean squared distance of the present rows from their mean, shape ``[]``; 0 if they are one point.
+    """Return the mean squared distance of the present rows from their mean, shape ``[]``; 0 if they are one point.
 
     Example:
         >>> squared_radius(torch.tensor([[0.0, 0.0], [0.0, 2.0], [9.0, 9.0]]), torch.tensor([True, True, False]))
@@ -107,22 +112,22 @@ def squared_radius(prototypes: Tensor, present: Tensor) -> Tensor:
 
 @torch.no_grad()
 def prototype_head(prototypes: Tensor, present: Tensor, sharpness: float = 10.0) -> tuple[Tensor, Tensor]:
-    r"""Make a linear head of prototypes, for federations that share no classifier.
+    r"""Turn prototypes into a linear head, for federations that share no classifier.
 
     .. math::
         W = \frac{\beta}{r^2} P, \qquad b_c = -\frac{\beta}{2 r^2} \|P_c\|^2
 
-    Up to a constant the logits are :math:`-\beta \|z - P_c\|^2 / (2 r^2)`: the nearest prototype wins. :math:`r` is
+    Up to a constant the logits are :math:`-\beta \|z - P_c\|^2 / (2 r^2)`, so the nearest prototype wins. :math:`r` is
     the root-mean-square distance of the present prototypes from their mean.
 
     Args:
-        prototypes: :math:`P`, shape ``[C, d]``. Absent rows are never read.
-        present: Which classes have one, shape ``[C]``, bool.
-        sharpness: :math:`\beta`, dimensionless, > 0.
+        prototypes: Prototypes :math:`P`, shape ``[C, d]``. Absent rows are never read.
+        present: Classes that have a prototype, shape ``[C]``, bool.
+        sharpness: Factor :math:`\beta`, dimensionless, > 0.
 
     Returns:
-        ``(W [C, d], b [C])``. The probability of an absent class is exactly 0. Prototypes that are one point make
-        all present classes equally likely.
+        ``(W [C, d], b [C])``. The probability of an absent class is exactly 0. If all prototypes are one point, all
+        present classes are equally likely.
 
     Example:
         >>> p = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [float("nan"), 0.0]])

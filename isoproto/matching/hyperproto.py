@@ -1,4 +1,7 @@
-"""Hyper-prototypes: a few vectors per class, fitted so that a head's gradient on them points as on real features."""
+"""Hyper-prototypes: a few vectors per class, fitted by gradient matching.
+
+They are moved until the gradient of a head at these vectors points where its gradient at real features points.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ from isoproto.matching.feature_gradients import HeadFunction, cross_entropy_resi
 from isoproto.precision import full_precision
 from isoproto.registry import lookup
 
-TINY = 1e-12  # length below which a gradient's direction means nothing
-ABSOLUTE = 1e-6  # what the released code adds to a product of magnitudes
+TINY = 1e-12  # a gradient shorter than this has no direction
+ABSOLUTE = 1e-6  # the released code of FedHPro adds this to a product of magnitudes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matching:
-    """Hyper-prototypes after gradient matching, and how it went.
+    """Hyper-prototypes after gradient matching, and the losses on the way.
 
     Attributes:
-        vectors: Shape ``[C, I, d]``, in the dtype they came in.
-        losses: Sum of the classes' losses before each step and after the last, shape ``[M + 1]``.
-        before: Loss of each class before the first step, shape ``[C]``; 0 where not ``used``.
-        after: The same after the last step.
-        used: Classes with two gradients to compare, shape ``[C]``, bool. The others, and any that leave the finite
-            numbers on the way, keep their vectors bit for bit.
+        vectors: Hyper-prototypes, shape ``[C, I, d]``, in the dtype in which they were given.
+        losses: Sum of the losses of all classes before each step and after the last step, shape ``[M + 1]``.
+        before: Loss of each class before the first step, shape ``[C]``; 0 for classes that are not ``used``.
+        after: Loss of each class after the last step, shape ``[C]``; 0 for classes that are not ``used``.
+        used: Classes that were matched, shape ``[C]``, bool. A class is not, and keeps its vectors bit for bit, if one
+            of the two gradients has no direction or if a number overflows on the way.
     """
 
     vectors: Tensor
@@ -39,7 +42,9 @@ class Matching:
 
 
 def cosine_distance(produced: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """One minus the cosine of each row of ``produced`` ``[C, d]`` and ``wanted``, whose rows have length 1.
+    """Return one minus the cosine between each row of ``produced`` ``[C, d]`` and the row of ``wanted`` ``[C, d]``.
+
+    Rows of ``wanted`` must have length 1.
 
     Returns:
         Loss in [0, 2], shape ``[C]``, and its derivative with respect to ``produced``, shape ``[C, d]``.
@@ -55,13 +60,13 @@ def cosine_distance(produced: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coordinate_sign_distance(produced: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Twice the number of coordinates whose signs differ, with a narrow ramp at zero.
+    r"""Return twice the number of coordinates whose signs differ, with a narrow ramp at zero.
 
     .. math::
         \sum_q 1 - \frac{a_q b_q}{|a_q| |b_q| + 10^{-6}}
 
-    This is what the released code of FedHPro computes where the paper has Eq. (8). It has a slope only where
-    :math:`|a_q b_q|` is about 1e-6 or less, and depends on the gradients' length there.
+    The released code of FedHPro computes this where the paper has Eq. (8). Its slope is nearly zero except where
+    :math:`|a_q b_q|` is about 1e-6 or less. There it depends on the lengths of the gradients.
 
     Returns:
         Loss in [0, 2 d], shape ``[C]``, and its derivative with respect to ``produced``, shape ``[C, d]``.
@@ -106,23 +111,24 @@ def match_gradients(
     Classes are independent problems and are solved all at once, in float64.
 
     Args:
-        vectors: Hyper-prototypes S, shape ``[C, I, d]``.
-        weight: :math:`W` of the head through which ``gradients`` were taken, shape ``[C, d]``.
-        bias: :math:`b`, shape ``[C]``.
-        gradients: :math:`g^c`, shape ``[C, d]``. Only the direction counts. Rows of absent classes are never read.
-        present: Classes that have a gradient, shape ``[C]``, bool. A gradient that is not finite or shorter than
-            1e-12, on either side, counts as none.
-        steps: M >= 0.
-        learning_rate: Step size >= 0; with 0 the vectors stay as they are.
-        optimizer: ``sgd`` (plain) or ``adam``, with the defaults of ``torch.optim``; afresh in every call.
-        distance: ``cosine``, or ``coordinate_sign`` for comparison; see ``DISTANCES``.
+        vectors: Hyper-prototypes S to start from, shape ``[C, I, d]``.
+        weight: Weight :math:`W` of the head through which ``gradients`` were taken, shape ``[C, d]``.
+        bias: Bias :math:`b` of this head, shape ``[C]``.
+        gradients: The clients' gradients :math:`g^c`, shape ``[C, d]``. Only their directions count. Rows of absent
+            classes are never read.
+        present: Classes that have a gradient, shape ``[C]``, bool. A class is left out if either gradient, the
+            clients' or that of the hyper-prototypes, is not finite or shorter than 1e-12.
+        steps: Number of steps M >= 0.
+        learning_rate: Step size >= 0. With 0 the vectors stay as they are.
+        optimizer: ``sgd`` (plain) or ``adam``, with the defaults of ``torch.optim``. Each call starts a new one.
+        distance: A name in ``DISTANCES``: ``cosine`` as in the paper, or ``coordinate_sign`` as in the released code.
 
     Raises:
         ConfigError: If there is no such ``optimizer`` or ``distance``.
         ValueError: If the shapes do not belong together.
 
     Example:
-        With two classes every gradient is a multiple of ``W[0] - W[1]``, and there is nothing to learn:
+        With two classes every gradient is a multiple of ``W[0] - W[1]``, so there is nothing to learn:
 
         >>> gradients, present = torch.tensor([[-3.0, 3.0], [1.0, -1.0]]), torch.tensor([True, False])
         >>> matching = match_gradients(torch.zeros(2, 1, 2), torch.eye(2), torch.zeros(2), gradients, present)
@@ -133,7 +139,7 @@ def match_gradients(
     compare = lookup(DISTANCES, "distance", distance)
     _check_shapes(vectors, gradients, present, weight, bias)
     wanted, usable = _wanted(gradients.double(), present, compare)
-    # Residuals sum to zero, so that what all rows of W share has no effect; without it fewer digits are lost.
+    # Residuals sum to zero, so a vector that is added to all rows of W has no effect. Removing it saves digits.
     weight = weight.double()
     head = _LinearHead(weight - weight.mean(0), bias.double(), wanted, compare)
     moved, losses = descend(head, vectors.double(), steps, learning_rate)
@@ -141,13 +147,13 @@ def match_gradients(
 
 
 class _LinearHead:
-    """The loss as a function of logits, ``[C, I, C]``, and its derivative."""
+    """The matching loss of a linear head, as a function of its logits ``[C, I, C]``, with its derivative."""
 
     def __init__(self, weight: Tensor, bias: Tensor, wanted: Tensor, compare: Distance) -> None:
         self.weight, self.bias, self.compare = weight, bias, compare
         self.image, self.wanted = weight, wanted
         if compare is cosine_distance and weight.shape[1] > weight.shape[0]:
-            # Cosines need inner products only: C coordinates in the row space of W do instead of d.
+            # Cosines need inner products only, so C coordinates in the row space of W are enough instead of d.
             basis, triangle = torch.linalg.qr(weight.T)
             self.image, self.wanted = triangle.T, wanted @ basis
 
@@ -155,15 +161,16 @@ class _LinearHead:
         return vectors @ self.weight.T + self.bias
 
     def loss(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each class, NaN where the gradient has no direction, and its derivative, 0 there."""
+        """Return the loss of each class and its derivative; NaN and 0 where the gradient has no direction."""
         p = logits.softmax(-1)
         others = p.mean(1).fill_diagonal_(0)
-        residual = others - others.sum(1).diag()  # mean over I; see `cross_entropy_residuals`
+        residual = others - others.sum(1).diag()  # mean over I; computed as in `cross_entropy_residuals`
         produced = residual @ self.image
         good = produced.norm(dim=1) >= TINY
         loss, slope = self.compare(produced, self.wanted)
         v = torch.where(good.unsqueeze(1), slope, 0) @ self.image.T / logits.shape[1]  # [C, C]
-        # Only differences within a row of v count. Those from the own class survive p -> 1, where v is huge.
+        # Only differences within a row of v count. Taken from the entry of the class itself, they keep their digits
+        # where p approaches 1 and v is huge.
         v = (v - v.diagonal().unsqueeze(1)).unsqueeze(1)
         weighted = p * v
         push = torch.addcmul(weighted, p, weighted.sum(-1, keepdim=True), value=-1)
@@ -171,7 +178,10 @@ class _LinearHead:
 
 
 def _descend_on_logits(head: _LinearHead, start: Tensor, steps: int, rate: float) -> tuple[Tensor, Tensor]:
-    """Plain SGD stays in the row space of W: step on logits, at C / 2d of the cost, and go back to features once."""
+    """Take the steps of plain SGD on logits, and return to features once at the end.
+
+    Plain SGD stays in the row space of W, so this gives the same vectors. A step costs C / 2d of a step on features.
+    """
     logits, gram = head.logits(start), head.weight @ head.weight.T
     total, losses = torch.zeros_like(logits), []
     for _ in range(steps):
@@ -184,7 +194,7 @@ def _descend_on_logits(head: _LinearHead, start: Tensor, steps: int, rate: float
 
 
 def _descend_on_vectors(head: _LinearHead, start: Tensor, steps: int, rate: float) -> tuple[Tensor, Tensor]:
-    """Adam scales each coordinate of the features, so its steps are taken there."""
+    """Take the steps of Adam on features, since Adam scales each coordinate of the features."""
     vectors, losses = start.clone(), []
     adam = torch.optim.Adam([vectors], lr=rate)
     for _ in range(steps):
@@ -207,10 +217,11 @@ def match_gradients_autograd(
     optimizer: str = "sgd",
     distance: str = "cosine",
 ) -> Matching:
-    """Match gradients through any head that can be differentiated twice; see ``match_gradients``.
+    """Match gradients through any head that can be differentiated twice.
 
-    Everything happens in the dtype of ``vectors``, which must be the head's; float64 is advised. Parameters of
-    ``head`` get no gradient.
+    Arguments and result are those of :func:`match_gradients`, which is faster for a linear head. Everything is computed
+    in the dtype of ``vectors``, which must be the dtype of the head; float64 is advised. Parameters of ``head`` get no
+    gradient.
 
     Example:
         >>> gradients, present = torch.tensor([[-3.0, 3.0], [1.0, -1.0]]), torch.tensor([True, False])
@@ -239,12 +250,12 @@ def match_gradients_autograd(
 
 
 def _own_classes(x: Tensor) -> Tensor:
-    """The class of each hyper-prototype, shape ``[C, I]``, for ``x`` ``[C, I, ...]``."""
+    """Return the class of each hyper-prototype in ``x`` ``[C, I, ...]``, shape ``[C, I]``."""
     return torch.arange(len(x), device=x.device).unsqueeze(1).expand(x.shape[:2])
 
 
 def _wanted(gradients: Tensor, present: Tensor, compare: Distance) -> tuple[Tensor, Tensor]:
-    """The gradients to match, zero where there is none, and where there is one."""
+    """Return the gradients to match, zero where a class has none, and which classes have one."""
     length = gradients.norm(dim=1)
     usable = present & (length >= TINY) & length.isfinite()
     wanted = torch.where(usable.unsqueeze(1), gradients, 0)
@@ -254,9 +265,10 @@ def _wanted(gradients: Tensor, present: Tensor, compare: Distance) -> tuple[Tens
 
 
 def _summary(start: Tensor, moved: Tensor, losses: Tensor, usable: Tensor) -> Matching:
-    moved = moved.to(start.dtype)  # where it may be beyond the numbers there are
+    """Collect the result; classes that could not be matched get their vectors back."""
+    moved = moved.to(start.dtype)  # the cast to float32 may overflow
     used = usable & losses[0].isfinite() & moved.isfinite().flatten(1).all(1)
-    losses = torch.where(used, losses.nan_to_num(1.0), 0)  # no direction is as good as an orthogonal one
+    losses = torch.where(used, losses.nan_to_num(1.0), 0)  # no direction counts like an orthogonal one
     vectors = torch.where(used.view(-1, 1, 1), moved, start)
     return Matching(vectors, losses.sum(1), losses[0], losses[-1], used)
 
@@ -277,14 +289,14 @@ def _check_shapes(
 
 
 def initial_vectors(classes: int, per_class: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw hyper-prototypes from N(0, 1), shape ``[C, I, d]``: the paper's start."""
+    """Draw hyper-prototypes from N(0, 1), shape ``[C, I, d]``, as the paper starts."""
     return torch.randn(classes, per_class, width, generator=generator)
 
 
 def draw_spread(classes: int, per_class: int, width: int, generator: torch.Generator) -> Tensor:
-    """Draw offsets of about length 1 for ``spread_about``, shape ``[C, I, d]``.
+    """Draw offsets of about length 1 for :func:`spread_about`, shape ``[C, I, d]``.
 
-    Server and clients draw the same from the same seed, so that the offsets need not travel.
+    Server and clients draw the same offsets from the same seed, so the offsets need not be sent.
     """
     return torch.randn(classes, per_class, width, generator=generator) / math.sqrt(width)
 
@@ -295,10 +307,11 @@ def spread_about(prototypes: Tensor, present: Tensor, spread: Tensor, size: floa
     :math:`r` is the root-mean-square distance of the present prototypes from their mean.
 
     Args:
-        prototypes: P, shape ``[C, d]``. Absent rows are never read; theirs are zero in the result.
-        present: Which classes have one, shape ``[C]``, bool.
-        spread: :math:`\delta` from ``draw_spread``, shape ``[C, I, d]``.
-        size: :math:`\sigma`, dimensionless, >= 0.
+        prototypes: Prototypes :math:`P`, shape ``[C, d]``. Rows of absent classes are never read; the result is zero
+            for them.
+        present: Classes that have a prototype, shape ``[C]``, bool.
+        spread: Offsets :math:`\delta` from :func:`draw_spread`, shape ``[C, I, d]``.
+        size: Factor :math:`\sigma`, dimensionless, >= 0.
 
     Example:
         >>> p, offsets = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]]])
@@ -318,11 +331,11 @@ def summaries(vectors: Tensor) -> tuple[Tensor, Tensor]:
     .. math::
         a^c = \frac{1}{I} \sum_j \frac{s_j^c}{\|s_j^c\|}, \qquad H^c = \frac{1}{I} \sum_j s_j^c
 
-    The mean cosine of Eq. (11) of FedHPro is the inner product of a normalised feature with :math:`a^c`, which is
-    therefore not normalised again; :math:`H` is Eq. (9).
+    The mean cosine in Eq. (11) of FedHPro is the inner product of a normalised feature with :math:`a^c`. That is why
+    :math:`a^c` is not normalised again. :math:`H` is Eq. (9).
 
     Args:
-        vectors: Shape ``[C, I, d]``.
+        vectors: Hyper-prototypes :math:`s`, shape ``[C, I, d]``.
 
     Returns:
         ``(a, H)``, shape ``[C, d]`` each.
@@ -335,15 +348,17 @@ def summaries(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def movement(vectors: Tensor, start: Tensor) -> float:
-    r"""How far hyper-prototypes have gone: :math:`\|S - S_0\|_F / \|S_0\|_F`."""
+    r"""Return how far hyper-prototypes have moved: :math:`\|S - S_0\|_F / \|S_0\|_F`."""
     return float((vectors.double() - start.double()).norm() / start.double().norm().clamp(min=TINY))
 
 
 def anchor_cosines(vectors: Tensor, present: Tensor) -> tuple[float, float] | None:
-    """Smallest and mean cosine between the anchors (the first of ``summaries``) of two present classes.
+    """Return the smallest and the mean cosine between the anchors of two present classes.
+
+    The anchor of a class is its mean direction, the first result of :func:`summaries`.
 
     Returns:
-        ``(minimum, mean)``, or None if fewer than two classes are present.
+        ``(minimum, mean)``, or ``None`` if fewer than two classes are present.
 
     Example:
         >>> anchor_cosines(torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]], [[-1.0, 0.0]]]), torch.tensor([True, True, True]))

@@ -1,4 +1,4 @@
-"""Laws of frames: what a client's own coordinates cannot change."""
+"""Laws of similarity maps, relations and embeddings: they do not depend on a client's coordinates."""
 
 import torch
 from hypothesis import assume, given
@@ -29,7 +29,7 @@ def moved(g, x):
 
 @st.composite
 def federations(draw):
-    """Contributions of clients with classes of their own, scatters, and the generator that made them."""
+    """Draw contributions of clients with different classes, their scatters, and the generator that made them."""
     g, d = torch.Generator().manual_seed(draw(SEEDS)), draw(st.integers(1, 12))
     held = draw(st.lists(st.sets(st.integers(0, CLASSES - 1)), max_size=6))
     sent = []
@@ -44,7 +44,7 @@ def assert_same(a, b, tolerance=1e-8):
 
 
 def assume_no_thin_direction(x, weights):
-    """A direction with less than RANK of the largest one's energy counts as noise, and is left out by design."""
+    """A direction with less than RANK of the largest one's energy counts as noise, so the map leaves it out."""
     share = (weights / weights.sum()).double().unsqueeze(1)
     sizes = torch.linalg.svdvals(share.sqrt() * (x.double() - (share * x).sum(0)))[: min(len(x) - 1, x.shape[1])]
     assume(sizes[-1] ** 2 > 10 * RANK * sizes[0] ** 2)
@@ -65,7 +65,7 @@ def test_a_similarity_map_finds_the_motion_and_its_way_back(n, d, seed):
 
 @given(st.integers(3, 10), st.integers(1, 12), st.integers(0, 10), SEEDS)
 def test_a_map_keeps_the_shape_of_the_prototypes(n, d, extra, seed):
-    """Into at least as many directions: into fewer, something must give."""
+    """The target has at least as many coordinates: with fewer, the shape could not be kept."""
     g = torch.Generator().manual_seed(seed)
     a, b = random(g, n, d), random(g, n, d + extra)
     assert gcsa(similarity_map(a, b, torch.ones(n)).forward(a), a) < 1e-8

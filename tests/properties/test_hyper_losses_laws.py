@@ -1,4 +1,4 @@
-"""Laws of FedHPro's client losses (H6 to H9 of the design's list)."""
+"""Laws of FedHPro's client losses."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Laws of gradient matching and of feature gradients on random problems (H1 to H5 of the design's list)."""
+"""Laws of gradient matching and of feature gradients on random problems."""
 
 import pytest
 import torch
@@ -116,7 +116,7 @@ def test_h4_a_small_step_lowers_the_loss(drawn):
     matching = matched(problem, steps=1, learning_rate=1e-4)
     assert matching.losses[1] <= matching.losses[0] + 1e-12
     slope = (matching.vectors - problem[0]).norm() / 1e-4
-    if 1e-3 < slope < 10:  # long slopes mean short gradients, whose direction turns within the step
+    if 1e-3 < slope < 10:  # a long slope means a short gradient, whose direction changes within the step
         assert matching.losses[1] < matching.losses[0]
 
 
@@ -131,7 +131,7 @@ def test_names_of_classes_and_order_of_hyper_prototypes_are_no_matter(optimizer,
     got = matched(renamed, optimizer=optimizer)
     torch.testing.assert_close(got.losses, wanted.losses, **CLOSE)
     torch.testing.assert_close(got.after, wanted.after[names], **CLOSE)
-    # Adam divides by the length of a gradient: where that is nearly zero, so is the number of digits that are left.
+    # Adam divides by the size of a gradient. Where it is nearly zero, hardly any digits are left.
     close = {"rtol": 1e-5, "atol": 1e-6} if optimizer == "adam" else CLOSE
     torch.testing.assert_close(got.vectors, wanted.vectors[names][:, order], **close)
 
@@ -171,7 +171,7 @@ def batches(draw):
 
 @given(batches(), st.data())
 def test_h5_how_samples_are_grouped_is_no_matter(drawn, data):
-    """Also between clients with equal heads: sums and counts give the mean over all samples."""
+    """Sums and counts give the mean over all samples, also between clients with equal heads."""
     z, y, weight, bias = drawn
     cut = data.draw(st.integers(0, len(y)))
     whole = linear_gradients(z, y, weight, bias)

@@ -1,4 +1,4 @@
-"""Laws of the alignment losses on random matrices (S1 to S16 of the design's list)."""
+"""Laws of the alignment losses on random matrices."""
 
 import math
 

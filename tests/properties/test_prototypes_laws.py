@@ -1,4 +1,4 @@
-"""Laws of averaging (algorithms.md, A1 to A3). Small whole numbers make every sum exact."""
+"""Laws of averaging. Small whole numbers make every sum exact."""
 
 import torch
 from hypothesis import given

@@ -3,7 +3,7 @@ import torch
 
 from isoproto.geometry.class_sums import ClassSums
 
-VECTORS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 4.0]])  # E10, read as three vectors
+VECTORS = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.0, 4.0]])
 LABELS = torch.tensor([0, 2, 2])
 
 
@@ -33,7 +33,7 @@ def test_totals_are_at_least_float32(given, kept):
 
 
 def test_autocast_does_not_round_the_totals():
-    vectors = 1 + VECTORS / 1000  # bfloat16 would make ones of them
+    vectors = 1 + VECTORS / 1000  # bfloat16 would round all of them to 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
         sums = ClassSums.of(vectors, LABELS, 3)
     assert torch.equal(sums.total, ClassSums.of(vectors, LABELS, 3).total)

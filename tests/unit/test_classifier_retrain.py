@@ -18,7 +18,7 @@ def randn(*shape, seed=0):
 
 
 def problem(classes=4, per_class=3, width=6):
-    """Meta features, W, b, wanted gradients of W and b, present; the gradients of the absent class are broken."""
+    """Return meta features, W, b, wanted gradients of W and b, present. The absent class has gradients of NaN."""
     present = torch.arange(classes) != 2
     wanted = randn(classes, classes, width, seed=3), randn(classes, classes, seed=4)
     for gradient in wanted:
@@ -27,7 +27,7 @@ def problem(classes=4, per_class=3, width=6):
 
 
 def classifier_gradients(x, labels, weight, bias):
-    """What clients send for each class: the mean gradients of cross-entropy with respect to weight and bias."""
+    """Return the mean gradients of cross-entropy with respect to weight and bias, for each class."""
     of_weight, of_bias = [], []
     for c in range(len(weight)):
         w, b = weight.clone().requires_grad_(), bias.clone().requires_grad_()
@@ -96,7 +96,7 @@ def long_tail():
 
 
 def test_gradients_of_a_long_tail_make_a_balanced_classifier():
-    """A classifier trained on the data themselves overlooks the rare class; the one from meta features does not."""
+    """A classifier trained on the data overlooks the rare class; one trained on meta features does not."""
     x, labels, test_x, test = long_tail()
     weight, bias = torch.zeros(3, 8, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for _ in range(50):
@@ -130,7 +130,7 @@ def test_the_classifier_is_a_function_of_the_seed():
 
 
 def test_training_is_sgd_on_the_cross_entropy():
-    """One batch holds all samples, so that their order is no matter."""
+    """One batch holds all samples, so their order does not matter."""
     features = randn(3, 5, 4)
     everything = torch.tensor([True, True, True])
     weight, bias = train_classifier(features, everything, generator=generator(), epochs=0)

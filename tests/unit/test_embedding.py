@@ -1,4 +1,4 @@
-"""Points made of distances whose answer is known, degenerate spectra among them."""
+"""Embedding of distances whose points are known, and of degenerate spectra."""
 
 import pytest
 import torch

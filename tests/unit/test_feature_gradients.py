@@ -1,4 +1,4 @@
-"""Worked numbers E5, closed form against autograd, accuracy where a class is certain, degenerate prototype heads."""
+"""Feature gradients: numbers worked by hand, closed form against autograd, certain classes, degenerate heads."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_any_head_equals_autograd():
 
 
 def test_float32_is_enough_for_certain_classes():
-    """Features far on the right side: gradients of 1e-8, of which ``softmax - 1`` in float32 leaves nothing."""
+    """Features far on the right side have gradients of 1e-8, which ``softmax - 1`` in float32 would round to zero."""
     w, b, y = randn(6, 32, dtype=torch.float32), torch.zeros(6), labels(50, 6)
     z = 0.6 * w[y] + 0.1 * randn(50, 32, seed=3, dtype=torch.float32)
     exact = linear_gradients(z.double(), y, w, b).mean()

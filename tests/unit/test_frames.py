@@ -18,7 +18,7 @@ gcsa = LOSSES["gcsa"].pair
 
 
 def federation(seed, *, clients=20, classes=12, supers=3, width=16, held=6, noise=0.3):
-    """True class means, and what clients with a rotation, a scale and a shift of their own send of some of them."""
+    """Make true class means, and clients that send some of them, each client rotated, scaled and shifted."""
     g = generator(seed)
 
     def random(*shape):

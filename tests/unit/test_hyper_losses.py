@@ -1,4 +1,4 @@
-"""Worked numbers E7 to E9, gradients, degenerate cases."""
+"""HPCL and HPAL: numbers worked by hand, gradients, degenerate cases."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from isoproto.losses.anchors import Anchors, client_margin, hpal, hpcl
 
-P = [[1.5, 0.25, 0.5], [0.5, 2, 0.5], [0.5, 1, 2.5]]  # class means of E4
+P = [[1.5, 0.25, 0.5], [0.5, 2, 0.5], [0.5, 1, 2.5]]  # class means
 S = [[[0.5, -1, 0.2], [1, 0.3, -0.4]], [[-0.2, 0.8, 1], [0.1, -0.5, 0.6]], [[0.9, 0.1, -1.2], [-0.7, 0.4, 0.3]]]
 H = [[0.75, -0.35, -0.1], [-0.05, 0.15, 0.8], [0.1, 0.25, -0.45]]
 Z = [[1, 0.5, 0.2]]
@@ -51,22 +51,22 @@ def test_margins_of_e7(dtype, tolerance):
     assert margins[0].dtype == dtype
 
 
-E8 = {
+HPCL_BY_TEMPERATURE = {
     0.05: [0.001851, 0.013595, 3.732946, 59.810010],
     0.5: [0.659052, 0.760581, 1.263009, 6.542176],
     1.0: [0.859861, 0.918753, 1.177710, 3.641200],
 }
 
 
-@pytest.mark.parametrize("temperature", E8)
+@pytest.mark.parametrize("temperature", HPCL_BY_TEMPERATURE)
 @pytest.mark.parametrize("column", range(4))
 @precisions
 def test_contrast_of_e8(temperature, column, dtype, tolerance):
     margin = [0, 0.1, 0.5, client_margin(f64(P), ALL)][column]
-    z, a, wanted = f64(Z).to(dtype), directions().to(dtype), E8[temperature][column]
+    z, a, wanted = f64(Z).to(dtype), directions().to(dtype), HPCL_BY_TEMPERATURE[temperature][column]
     options = {"temperature": temperature, "margin": margin}
     anchors = Anchors.of(a, f64(H).to(dtype), ALL, **options)
-    tolerance = max(tolerance, 1e-6 * wanted)  # of seven digits float32 has six left at 59.8
+    tolerance = max(tolerance, 1e-6 * wanted)  # float32 keeps six digits behind 59.8
     assert hpcl(z, ZERO, a, ALL, **options).item() == pytest.approx(wanted, abs=tolerance)
     assert anchors(z, ZERO)[0].item() == pytest.approx(wanted, abs=tolerance)
 

@@ -1,4 +1,4 @@
-"""Worked numbers E6, closed form against autograd, classes without a gradient, and what surrounds the matching."""
+"""Gradient matching: numbers worked by hand, closed form against autograd, classes without a gradient, starts."""
 
 import math
 
@@ -52,7 +52,7 @@ def randn(*shape, seed=0, dtype=torch.float64):
 
 
 def problem(classes=5, per_class=3, width=8, seed=0):
-    """Vectors, weight, bias, gradients, present: one class is absent and its gradient must not be read."""
+    """Return vectors, weight, bias, gradients, present. One class is absent and its gradient must not be read."""
     present = torch.ones(classes, dtype=torch.bool)
     present[classes // 2] = classes < 3
     gradients = torch.where(present.unsqueeze(1), randn(classes, width, seed=seed + 3), NAN)
@@ -185,7 +185,7 @@ def test_signs_are_counted():
 
 
 def test_a_certain_class_keeps_its_digits():
-    """Raising the own class's logit scales all residuals alike, as long as they are small: S moves the same way."""
+    """Raising the logit of the class itself scales all small residuals by one factor, so S moves the same way."""
     vectors, weight, bias, gradients, present = problem(5, 1, 8)
     vectors, present = vectors * 0.1, torch.arange(5) == 0
     moved = []
@@ -204,7 +204,7 @@ def test_the_updates_stay_in_the_row_space_of_the_head(match):
         moved = match_gradients(vectors, weight, bias, gradients, present).vectors - vectors
     else:
         moved = match_gradients_autograd(vectors, linear(weight, bias), gradients, present).vectors - vectors
-    null = torch.linalg.svd(weight - weight.mean(0)).Vh[3:]  # C - 1 directions can change
+    null = torch.linalg.svd(weight - weight.mean(0)).Vh[3:]  # only C - 1 directions can change
     assert moved.norm() > 1e-3
     assert (moved @ null.T).abs().max() < 1e-12
 
@@ -432,7 +432,7 @@ def test_the_spread_is_a_share_of_the_radius():
 
 
 def test_anchors_stand_for_all_hyper_prototypes():
-    """E8 of the design: z = (1, .5, .2)."""
+    """The feature is z = (1, .5, .2)."""
     directions, means = summaries(f64(S))
     z = functional.normalize(f64([1, 0.5, 0.2]), dim=0)
     assert (directions @ z).tolist() == pytest.approx([0.436816, 0.119084, -0.017259], abs=2e-6)

@@ -1,4 +1,4 @@
-"""Worked numbers E1 to E4, closed-form gradients, degenerate cases.
+"""Alignment losses: numbers worked by hand, closed-form gradients, degenerate cases.
 
 The numbers were computed in float64 by matrix form and by loops, and are printed to six digits.
 """
@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from isoproto.losses import LOSSES, alignment_terms, batch_targets, procrustes_split
+from isoproto.losses import LOSSES, AlignmentLoss, alignment_terms, batch_targets, procrustes_split
 
 P = [[1, 0, 2], [0, 1, 1], [2, 1, 0], [1, 3, 1]]
 Q = [[2, 1, 0], [0, 2, 1], [1, 0, 3], [1, 1, 1]]
@@ -49,7 +49,7 @@ def gradient(value, x):
 
 
 def assert_silent(value, *inputs):
-    """Exactly zero, with exactly zero gradients."""
+    """Assert that value and gradients are exactly zero."""
     assert value.item() == 0
     for x in inputs:
         assert torch.equal(gradient(value, x), torch.zeros_like(x))
@@ -156,7 +156,7 @@ def test_batch_of_e4(name, proto, inst, masked_proto, masked_inst, filled_inst, 
     assert [value.item() for value in got] == pytest.approx([proto, inst], abs=tolerance)
     masked = terms(name, z, Y, pg, WITHOUT_2)
     assert [value.item() for value in masked] == pytest.approx([masked_proto, masked_inst], abs=tolerance)
-    # A missing class's target is the sample itself: all losses by `pair`, coordinate ones by `missing` too.
+    # With `self`, the target of a missing class is the sample itself. Handing that to `pair` gives the same.
     filled = LOSSES[name].pair(z, torch.where(WITHOUT_2[Y].unsqueeze(1), pg[Y], z))
     assert filled.item() == pytest.approx(filled_inst, abs=tolerance)
     if name in COORDINATE:
@@ -177,7 +177,7 @@ def closed_form(name, a, b):
     length = a.norm(dim=1, keepdim=True)
     a, b = a / length, b / b.norm(dim=1, keepdim=True)
     r, s = torch.cdist(a, a).square(), torch.cdist(b, b).square()
-    r_norm, s_norm = r.norm() / math.sqrt(2), s.norm() / math.sqrt(2)  # of the pairs i < j
+    r_norm, s_norm = r.norm() / math.sqrt(2), s.norm() / math.sqrt(2)  # over the pairs i < j
     cosine = (r * s).sum() / 2 / (r_norm * s_norm)
     unit = 2 * (s / s_norm - cosine * r / r_norm) / r_norm @ a
     return (unit - (unit * a).sum(1, keepdim=True) * a) / length
@@ -273,7 +273,7 @@ def test_an_epoch_prepared_at_once_equals_one_batch_at_a_time(name, missing):
     loss, present = LOSSES[name], torch.tensor([True, True, False, True, True])
     missing = missing if name in COORDINATE else "mask"
     target = loss.target(randn(5, 6, seed=1), present)
-    labels = torch.randint(0, 5, (643,), generator=generator()).split(64)  # more than are prepared at once
+    labels = torch.randint(0, 5, (643,), generator=generator()).split(64)  # more batches than are prepared at once
     z = randn(643, 6).split(64)
     prepared = batch_targets(loss, labels, target, present, missing=missing, dtype=torch.float64)
     for batch, x, y in zip(prepared, z, labels, strict=True):
@@ -364,7 +364,7 @@ def test_equal_prototypes_ask_for_nothing(name, dtype, scale):
     present = torch.ones(5, dtype=torch.bool)
     for value in terms(name, z, y, scale * randn(1, 8, seed=1, dtype=dtype).expand(5, 8), present):
         assert_silent(value, z)
-    # ... and so do equal ones among others, if a batch meets only them
+    # Equal prototypes among others are silent too, if the batch has only their classes.
     prototypes = torch.cat([scale * randn(1, 8, seed=1, dtype=dtype).expand(5, 8), randn(3, 8, dtype=dtype)])
     for value in terms(name, z, y, prototypes, torch.ones(8, dtype=torch.bool)):
         assert_silent(value, z)
@@ -425,7 +425,7 @@ def test_a_batch_of_zeros_is_finite(name):
 @pytest.mark.parametrize("name", ["gcsa", "rcsa", "cosine"])
 @pytest.mark.parametrize("scale", [0.05, 1.0])
 def test_a_far_prototype_leaves_the_other_classes_their_target(name, scale):
-    """A server accepts rows of norm up to 1e6; batches without that class must not notice."""
+    """A server accepts rows of norm up to 1e6; such a row must not change batches without its class."""
     prototypes, z = scale * randn(6, 64).abs().float(), randn(10, 64, seed=1).float()
     labels, present = torch.arange(1, 6).repeat_interleave(2), torch.ones(6, dtype=torch.bool)
     wanted = terms(name, z, labels, prototypes.double(), present)
@@ -542,3 +542,43 @@ def test_pairs_need_as_many_rows(name):
 def test_coordinates_need_the_same_width(name):
     with pytest.raises(ValueError, match=r"the same shape, got \(4, 3\) and \(4, 2\)"):
         LOSSES[name].pair(torch.zeros(4, 3), torch.zeros(4, 2))
+
+
+# A loss made of its pair function
+
+
+def made_of_pair(name):
+    return AlignmentLoss.of_pair(LOSSES[name].pair, weights=LOSSES[name].weights)
+
+
+@pytest.mark.parametrize("missing", ["mask", "self"])
+@pytest.mark.parametrize("present", [ALL, WITHOUT_2, ~ALL])
+@pytest.mark.parametrize("name", COORDINATE)
+def test_a_loss_made_of_its_pair_function_is_the_written_one(name, present, missing):
+    z, prototypes, made = f64(Z).requires_grad_(), f64(PG), made_of_pair(name)
+    got = alignment_terms(made, z, Y, made.target(prototypes, present), present, missing=missing)
+    wanted = terms(name, z, Y, prototypes, present, missing=missing)
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(gradient(sum(got), z), gradient(sum(wanted), z))
+    assert (made.kind, made.weights) == ("coordinates", LOSSES[name].weights)
+
+
+def test_losses_made_of_a_pair_function_train_several_clients_together():
+    made, features = made_of_pair("mse"), randn(3, len(Y), 2)
+    (batch,) = batch_targets(made, [Y], f64(PG)[:, :2], ALL, dtype=torch.float64)
+    together = torch.vmap(lambda x: made.compare(x, *batch.constants))(features)
+    torch.testing.assert_close(together, torch.stack([batch(x) for x in features]))
+
+
+def test_rows_that_do_not_count_cannot_make_a_pair_function_divide_by_zero():
+    made = AlignmentLoss.of_pair(lambda a, b: (a / b).mean(), weights=(1.0, 1.0))
+    z, prototypes = f64(Z).requires_grad_(), f64(PG).abs() + 1
+    got = alignment_terms(made, z, Y, made.target(prototypes, WITHOUT_2), WITHOUT_2)
+    assert all(value.isfinite() for value in got)
+    assert gradient(sum(got), z).isfinite().all()
+
+
+def test_a_pair_function_meets_features_of_its_width_only():
+    made = made_of_pair("mse")
+    with pytest.raises(ValueError, match=r"the same width, got \(6, 3\) and \(6, 4\)"):
+        alignment_terms(made, torch.zeros(6, 3), Y, torch.zeros(3, 4), ALL)

@@ -13,8 +13,8 @@ def contribution(ids, means, counts, samples=None):
     return Contribution(torch.tensor(ids, dtype=torch.int64), means, counts, samples or int(counts.sum()))
 
 
-# E10 of algorithms.md: means (1, 2), (3, -1), (0, 4) of 10, 30 and 60 samples.
-E10 = [contribution([0], [p], [n]) for p, n in (((1, 2), 10), ((3, -1), 30), ((0, 4), 60))]
+# Means (1, 2), (3, -1), (0, 4) of 10, 30 and 60 samples.
+THREE_CLIENTS = [contribution([0], [p], [n]) for p, n in (((1, 2), 10), ((3, -1), 30), ((0, 4), 60))]
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ E10 = [contribution([0], [p], [n]) for p, n in (((1, 2), 10), ((3, -1), 30), ((0
 )
 def test_worked_numbers(weighting, wanted):
     """(10*1 + 30*3) / 100 = 1.0 and (20 - 30 + 240) / 100 = 2.3; plain means 4/3 and 5/3."""
-    result = average_prototypes(E10, 1, 2, weighting=weighting)
+    result = average_prototypes(THREE_CLIENTS, 1, 2, weighting=weighting)
     assert torch.allclose(result.vectors[0], torch.tensor(wanted), atol=1e-7)
     assert result.holders.tolist() == [3]
 
 
 def test_client_samples_weigh_by_everything_a_client_has():
-    """R055: client 1 lacks class 1; weights 100 and 50, whatever the class counts are."""
+    """Client 1 lacks class 1. The weights are 100 and 50, whatever the class counts are."""
     sent = [contribution([0, 1], [[0.0], [6.0]], [1, 99]), contribution([0], [[3.0]], [50])]
     by = {
         w: average_prototypes(sent, 2, 1, weighting=w).vectors.flatten().tolist() for w in ("uniform", "class_samples")
@@ -47,7 +47,6 @@ def test_a_class_nobody_holds_is_absent_and_zero():
 
 
 def test_one_client_is_the_mean():
-    """A3."""
     means = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
     only = Contribution(torch.tensor([0, 2, 3]), means, torch.tensor([5, 1, 9]), 15)
     for weighting in ("uniform", "class_samples", "client_samples"):
@@ -62,7 +61,7 @@ def test_nobody_at_all_is_an_ordinary_case():
 
 def test_clients_without_rows_change_nothing():
     none = Contribution(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 0)
-    with_none, without = average_prototypes([none, *E10, none], 1, 2), average_prototypes(E10, 1, 2)
+    with_none, without = average_prototypes([none, *THREE_CLIENTS, none], 1, 2), average_prototypes(THREE_CLIENTS, 1, 2)
     assert all(torch.equal(a, b) for a, b in zip(with_none, without, strict=True))
 
 
@@ -80,13 +79,12 @@ def test_tensors_are_averaged_by_weight():
 
 
 def test_names_are_matched_and_not_positions():
-    """R050."""
     states = [{"a": torch.zeros(1), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.zeros(1)}]
     assert {k: v.item() for k, v in average_tensors(states, [1, 1]).items()} == {"a": 0.0, "b": 1.0}
 
 
 def test_batch_norm_is_averaged_as_a_whole():
-    """Running statistics are means; the number of batches seen is the largest."""
+    """Running statistics are averaged; the number of batches seen is the largest."""
     first, second = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     first(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     second(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))

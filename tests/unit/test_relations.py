@@ -16,7 +16,7 @@ from tests.points import OVERLAPPING, contribution, copies, everyone, generator,
 
 
 def wanted_relations(points, seen):
-    """Their squared distances, with mean 1 over the pairs seen."""
+    """Return the squared distances between points, with mean 1 over the pairs seen."""
     distances = squares(points)
     return distances / distances[seen].mean()
 
@@ -72,7 +72,7 @@ def test_nobody_sent_anything():
 
 
 def test_noise_is_subtracted_by_the_counts():
-    """Squared distances 4, 9, 25 with scatter 6: less 6 (1/3 + 1/2) = 5, 6 (1/3 + 1) = 8, 6 (1/2 + 1) = 9."""
+    """From the squared distances 4, 9, 25 with scatter 6 go 6 (1/3 + 1/2) = 5, 6 (1/3 + 1) = 8, 6 (1/2 + 1) = 9."""
     client = contribution([0, 1, 2], [[0.0], [2.0], [-3.0]], counts=[3, 2, 1])
     got = average_relations([client], [6.0], 3).distances
     torch.testing.assert_close(got[[0, 0, 1], [1, 2, 2]], torch.tensor([0.0, 1, 16]).double() * 3 / 17)
@@ -82,7 +82,7 @@ def test_noise_is_subtracted_by_the_counts():
 
 
 def test_pairs_weigh_by_the_harmonic_mean_of_their_counts():
-    """Clients of one shape but for one pair: weights 2 / (1/4 + 1/4) = 4 and 12 make it (4 * 4 + 12 * 9) / 16."""
+    """Two clients differ in one pair only. Weights 2 / (1/4 + 1/4) = 4 and 12 give it (4 * 4 + 12 * 9) / 16."""
     base = [[0.0, 0], [100, 0], [0, 100]]
     one, other = (
         contribution([0, 1, 2, 3], [*base, [0, 2]], [4] * 4),
@@ -122,7 +122,7 @@ def test_a_round_without_shapes_changes_no_relation(sent):
 
 @pytest.mark.parametrize("average", ["relations", "dissimilarities"])
 def test_a_pair_that_too_few_hold_together_is_not_seen(average):
-    """Each of the classes 0 and 3 has three holders, their pair only one: what it says of the pair changes nothing."""
+    """Classes 0 and 3 have three holders each, but only one client holds both. Its distance must change nothing."""
 
     def averaged(moved, minimum):
         sent = [
@@ -143,7 +143,7 @@ def test_a_pair_that_too_few_hold_together_is_not_seen(average):
     assert one.seen.sum() == 2 * 5
     assert one.present.all()
     assert averaged(1.0, 1).seen.sum() == 2 * 6
-    if average == "dissimilarities":  # a pair alone says nothing of shapes
+    if average == "dissimilarities":  # without a scale to fit, a single pair counts
         assert not torch.equal(averaged(1.0, 1).distances, averaged(turned, 1).distances)
 
 
@@ -168,12 +168,14 @@ def test_dissimilarities_are_those_of_rcsa():
 
 
 def test_dissimilarities_average_over_holders_without_lengths():
-    """Squared distances 2 with weight 2 and 4 with weight 6 between classes 0 and 1."""
+    """Classes 0 and 1 have the squared distances 2 with weight 2, and 4 with weight 6."""
     one = contribution([0, 1, 2], [[3.0, 0], [0, 0.1], [0, 0]], [2, 2, 2])
     other = contribution([0, 1], [[0.0, 5], [0, -1]], [6, 6])
     got = average_dissimilarities([one, other], 4)
     assert got.distances[0, 1].item() == pytest.approx(3.5)
-    assert got.distances[2].tolist() == pytest.approx([3.5, 3.5, 0, 0])  # no length, no pair: the mean of the rest
+    assert got.distances[2].tolist() == pytest.approx(
+        [3.5, 3.5, 0, 0]
+    )  # class 2 has no length and so no pair: the mean of the other pairs
     assert got.present.tolist() == [True, True, True, False]
     kept = average_dissimilarities([], 4, previous=got)
     torch.testing.assert_close(kept, got)

@@ -26,7 +26,7 @@ def test_a_cohort_is_fixed_for_all_time():
 
 
 def test_order_of_arrival_is_no_matter():
-    """R014: node ids and arrival change with every run, the cohort does not."""
+    """Node ids and the order of arrival change with every run; the drawn clients do not."""
     shuffled = TWENTY[:]
     random.Random(3).shuffle(shuffled)
     assert cohort(shuffled, 0.3, seed=7, server_round=4) == cohort(TWENTY, 0.3, seed=7, server_round=4)
@@ -52,6 +52,6 @@ def test_everybody_is_drawn_sooner_or_later():
 
 
 def test_draws_are_about_even():
-    """400 rounds of 4 in 20: 80 each, standard deviation 8."""
+    """In 400 rounds 4 of 20 are drawn: 80 times each, with standard deviation 8."""
     drawn = [name for r in range(1, 401) for name in cohort(TWENTY, 0.2, seed=0, server_round=r)]
     assert all(50 <= drawn.count(name) <= 110 for name in TWENTY)

@@ -112,7 +112,7 @@ def test_a_class_that_comes_later_is_placed_by_those_who_know_others():
 
 
 def test_aligning_many_clients_at_once_is_aligning_each(monkeypatch):
-    """Of one to eight classes each, some of which the reference lacks; a batch takes two."""
+    """Clients hold one to eight classes. The reference lacks some of them. A batch takes two clients."""
     monkeypatch.setattr(similarity, "_AT_ONCE", 2)
     g = generator()
     reference, present = torch.randn(9, 6, generator=g), torch.arange(9) != 4
@@ -160,7 +160,7 @@ def test_a_class_with_too_few_aligned_clients_keeps_its_row():
     reference = standardised(reference, everyone(4)).float()
     alone, second = contribution([3], randn(1, 6)), contribution([0, 1, 2], randn(3, 6, seed=2))
     rows = randn(4, 6, seed=1)
-    # Where the reference has the class, and where it does not: the map is the same, whatever the row of class 3.
+    # The map is the same whether or not the reference has class 3, and whatever its row is.
     for known in (everyone(4), mask(0, 1, 2, size=4)):
         first = contribution(range(4), rows)
         got = align([first, second, alone], reference, known, iterations=1, minimum=2)

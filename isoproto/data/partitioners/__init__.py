@@ -1,4 +1,4 @@
-"""Ways to deal a data set out to clients; a new one is a file here and a line in the table."""
+"""Partitioners: ways to deal a data set out to clients. A new one is a file here and a line in the table."""
 
 from collections.abc import Callable
 from typing import Any

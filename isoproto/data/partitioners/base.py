@@ -1,4 +1,4 @@
-"""What all partitioners have in common."""
+"""The options of all partitioners, and the dealing and checking that they share."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -23,9 +23,9 @@ class PartitionOptions:
     Attributes:
         alpha: Concentration of ``dirichlet`` and ``dirichlet_equal``, dimensionless, > 0; small is uneven.
         classes_per_client: Classes that a client holds under ``shards``, >= 1.
-        min_samples: Samples that every client gets at least, >= 0; 0 allows empty clients.
-        imbalance: How many times rarer the last class is made than the first, before anything is dealt, >= 1.
-        max_samples: Samples that are left of the data set before that, >= 0; 0: all.
+        min_samples: Least number of samples of every client, >= 0; 0 allows empty clients.
+        imbalance: Ratio of the sizes of the first and the last class, which is made before samples are dealt, >= 1.
+        max_samples: Number of samples to which the data set is reduced before all else, >= 0; 0 keeps all.
         domain_names: Names of the data set's domains, by which ``one_domain`` orders them. ``split_clients`` fills it
             in from the data set.
 
@@ -66,15 +66,15 @@ class PartitionOptions:
 
 
 Partitioner = Callable[[Labels, Indices | None, int, np.random.RandomState, PartitionOptions], list[Indices]]
-"""``partition(labels, domains, clients, rng, options)``: each client's indices into ``labels`` ``[n]``.
+"""``partition(labels, domains, clients, rng, options)`` returns each client's indices into ``labels`` ``[n]``.
 
-Every node of a federation computes the whole partition and takes its own share, so the generator is NumPy's
-``RandomState``, whose stream never changes from one NumPy version to the next; ``Generator`` promises no such thing.
+Every node of a federation computes the whole partition and takes its share. The generator is therefore NumPy's
+``RandomState``, whose numbers never change between NumPy versions; those of ``Generator`` may.
 """
 
 
 def check_enough(samples: int, clients: int, min_samples: int) -> None:
-    """Raise ``DataError`` if ``clients`` cannot have ``min_samples`` each, whatever the partition."""
+    """Raise ``DataError`` if no partition at all could give each client ``min_samples`` samples."""
     if samples < clients * min_samples:
         raise DataError(
             f"{samples} samples cannot give {clients} clients at least {min_samples} samples each "
@@ -85,7 +85,7 @@ def check_enough(samples: int, clients: int, min_samples: int) -> None:
 def check_smallest(
     parts: list[Indices], min_samples: int, remedy: str = "use fewer clients or a smaller `min-samples`"
 ) -> list[Indices]:
-    """Return ``parts``, or raise ``DataError`` if one has fewer than ``min_samples`` samples."""
+    """Return ``parts``, or raise ``DataError`` if a part has fewer than ``min_samples`` samples."""
     sizes = [len(part) for part in parts]
     if min(sizes) < min_samples:
         raise DataError(
@@ -96,7 +96,7 @@ def check_smallest(
 
 
 def gather(order: Indices, owner: Indices, clients: int) -> list[Indices]:
-    """Hand ``order[i]`` to client ``owner[i]``, who keeps the order.
+    """Give sample ``order[i]`` to client ``owner[i]``, and return each client's samples in the order of ``order``.
 
     Example:
         >>> [part.tolist() for part in gather(np.array([5, 3, 4, 7]), np.array([1, 0, 1, 0]), 3)]
@@ -110,10 +110,10 @@ def deal(groups: Iterable[tuple[Indices, Indices]], clients: int, rng: np.random
     """Deal each group of samples at random and evenly among its holders; a group without holders stays unused.
 
     Args:
-        groups: Samples and the distinct clients that share them, in turn; shares differ by at most one sample,
-            the first holders having the larger ones.
+        groups: Pairs of samples and the distinct clients that share them. Shares differ by at most one sample, and the
+            first holders get the larger shares.
         clients: Number of clients ``N``.
-        rng: Draws who gets which sample.
+        rng: Decides which holder gets which sample.
 
     Example:
         >>> groups = [(np.array([0, 1, 2]), np.array([1, 0])), (np.array([3]), np.array([1]))]

@@ -5,10 +5,10 @@ import numpy as np
 from isoproto.data.partitioners.base import Indices, Labels, PartitionOptions, check_enough, gather
 
 MAX_DRAWS = 100
-"""Draws after which the best one is taken. One takes about 1 ms for ten classes, 35 ms for Tiny-ImageNet."""
+"""Largest number of draws; then the best is taken. A draw takes about 1 ms for ten classes, 35 ms for Tiny-ImageNet."""
 
 LEAST_SAMPLES = 40
-"""A draw is good if all clients have this many: 10 / (1 - 0.75), a test part of one batch of ten (HtFLlib)."""
+"""A draw is good if all clients have this many samples: 10 / (1 - 0.75), a test part of one batch of ten (HtFLlib)."""
 
 GROUP = 10
 """Clients that ``dirichlet_equal`` draws together."""
@@ -32,9 +32,9 @@ def dirichlet_partition(
         p \leftarrow p / \textstyle\sum_i p_i
 
     and the shuffled class is cut at the cumulative shares. The cap keeps sizes closer together than a plain
-    Dirichlet draw would. All is drawn again until every client has :math:`\min(40, n / 2N)` samples, or
-    ``min_samples`` if that is more; after ``MAX_DRAWS`` draws the one with the least missing is taken, and clients
-    with fewer than ``min_samples`` are topped up: each takes samples of the largest client's largest class.
+    Dirichlet draw would. The draw is repeated until every client has :math:`\min(40, n / 2N)` samples, or
+    ``min_samples`` if that is more. After ``MAX_DRAWS`` draws the one with the fewest missing samples is taken, and
+    clients with fewer than ``min_samples`` are topped up: each takes samples of the largest client's largest class.
 
     With seed 1, 20 clients and the sizes of CIFAR-10, CIFAR-100 and Tiny-ImageNet this is the published partition.
 
@@ -62,12 +62,12 @@ def dirichlet_equal_partition(
 ) -> list[Indices]:
     """Cut Dirichlet draws into equal clients, as FedHPro's published code does.
 
-    Shuffled samples are shared among groups of at most ``GROUP`` clients; in each group a draw as in ``dirichlet``
-    is made until every client has half of the average; the draws are laid end to end and cut into ``N`` pieces
-    whose sizes differ by at most one. The mix of a client may thus join the mixes of two neighbours in the draw.
+    The samples are shuffled and shared among groups of at most ``GROUP`` clients. In each group a draw as in
+    ``dirichlet`` is repeated until every client has half of the average. The draws are then joined and cut into ``N``
+    pieces whose sizes differ by at most one, so a client may hold parts of two neighbouring draws.
 
-    Groups are of equal size within one, where the published code makes groups of ten and treats the last one as
-    ten too; for multiples of ten this is the same.
+    The sizes of groups differ by at most one. The published code makes groups of ten and treats the last one as ten
+    too; for multiples of ten this is the same.
 
     Raises:
         DataError: If the samples are fewer than ``clients * min_samples``.
@@ -90,7 +90,7 @@ def dirichlet_equal_partition(
 
 
 def _draw_until(labels: Labels, clients: int, alpha: float, least: float, rng: np.random.RandomState) -> list[Indices]:
-    """Draw until each client has ``least`` samples, at most ``MAX_DRAWS`` times; the best draw is returned."""
+    """Draw at most ``MAX_DRAWS`` times until each client has ``least`` samples, and return the best draw."""
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     best, fewest_missing = (np.empty(0, np.int64), np.empty(0, np.int64)), np.inf
     for _ in range(MAX_DRAWS):
@@ -106,19 +106,19 @@ def _draw_until(labels: Labels, clients: int, alpha: float, least: float, rng: n
 def _draw(
     classes: list[Indices], samples: int, clients: int, alpha: float, rng: np.random.RandomState
 ) -> tuple[Indices, Indices, Indices]:
-    """One draw: samples, the client of each, and samples per client.
+    """Make one draw, and return the samples, the client of each, and the number of samples per client.
 
     The calls to ``rng`` and their order are those of the published partition.
     """
     size = np.zeros(clients, np.int64)
     order, owner = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for members in classes:  # one after the other, since the cap depends on the classes before
+    for members in classes:  # in turn, since the cap depends on the classes before
         shuffled = members.copy()
         rng.shuffle(shuffled)
         share = rng.dirichlet(np.full(clients, alpha))
         below = size < samples / clients
         share = np.where(below, share, 0)
-        # All shares underflowed (zero, NaN or infinite): what Dir(alpha) tends to for alpha -> 0.
+        # All shares underflowed (zero, NaN or infinite). As Dir(alpha) for alpha -> 0, give the class to one client.
         if not 0 < share.sum() < np.inf:
             share = np.eye(clients)[rng.choice(np.flatnonzero(below))]
         cuts = (np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
@@ -130,10 +130,10 @@ def _draw(
 
 
 def _top_up(parts: list[Indices], labels: Labels, min_samples: int) -> list[Indices]:
-    """Move samples to clients with fewer than ``min_samples``; there are enough for all.
+    """Move samples to clients with fewer than ``min_samples``; the caller has checked that there are enough.
 
-    They come from the largest client's largest class: the client that misses them least, and the receiver stays
-    a client of few classes.
+    They come from the largest class of the largest client, which misses them least. The receiver thus gets few new
+    classes.
     """
     parts = list(parts)
     size = np.array([len(part) for part in parts])

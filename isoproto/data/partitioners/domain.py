@@ -19,17 +19,17 @@ def domain_partition(
 ) -> list[Indices]:
     """Give each client samples of one domain (FedSAF Sec. V, feature shift; FedHPro Sec. 5, domain skew).
 
-    With ``N`` clients over ``D`` domains each domain has ``floor(N / D)`` or one more client, and its samples are
-    dealt to them at random, disjointly, sizes differing by at most one. With ``N < D``, ``D - N`` domains stay
-    unused. Which client holds which domain is drawn, so that domains do not go in step with the architectures,
-    which are dealt out by client number.
+    With ``N`` clients and ``D`` domains, each domain has ``floor(N / D)`` clients or one more. Its samples are dealt to
+    them at random, and the sizes of their parts differ by at most one. With ``N < D``, ``D - N`` domains stay unused.
+    Which client holds which domain is drawn at random. Architectures are dealt out by client number, so without this
+    draw each architecture would meet the same domains.
 
-    ``domain_shares`` may say, for each domain in the data set's order, how many clients have it and which
-    fraction of its samples each of them draws, disjointly; samples that nobody draws stay unused. FedHPro's are
-    counts of 3, 7, 6 and 4 and 1 % (digits), and of 3, 1, 2 and 4 and 20 % (Office-Caltech).
+    ``domain_shares`` may say, for each domain in the data set's order, how many clients have it and which fraction of
+    its samples each of them draws. No sample is drawn twice, and samples that nobody draws stay unused. FedHPro has
+    counts of 3, 7, 6 and 4 with 1 % (digits), and of 3, 1, 2 and 4 with 20 % (Office-Caltech).
 
     Raises:
-        DataError: If there are no domains, the shares are not those of all domains and clients, or a client would get
+        DataError: If there are no domains, the shares do not cover all domains and clients, or a client would get
             fewer than ``min_samples`` samples.
 
     Example:
@@ -68,10 +68,10 @@ def _dealt_by_shares(
 
 
 def parse_domain_shares(text: str) -> tuple[tuple[int, float | None], ...]:
-    """Read ``"3@0.01,7@0.01,6,4"``: clients of each domain, and the fraction of it that each of them draws.
+    """Read ``"3@0.01,7@0.01,6,4"``: for each domain its number of clients, and the fraction that each of them draws.
 
     Raises:
-        DataError: If something else is found, or the clients of a domain would draw more than there is.
+        DataError: If the text has another form, or the clients of a domain would draw more than there is.
 
     Example:
         >>> parse_domain_shares("3@0.01, 7")
@@ -96,8 +96,8 @@ def one_domain_partition(
 ) -> list[Indices]:
     """Let client ``i`` be domain ``i``, in the order of their names (FedSAF Sec. V, feature shift).
 
-    With fewer clients than domains the last ones stay unused. Nothing is drawn: which architecture meets which
-    domain is that of the paper, in whatever order a copy of the data set has its domains.
+    With fewer clients than domains the last domains stay unused. Nothing is drawn at random. So each architecture meets
+    the same domain as in the paper, in whatever order a copy of the data set has its domains.
 
     Raises:
         DataError: If there are no domains, fewer than ``N`` of them, or one has fewer than ``min_samples`` samples.
@@ -116,7 +116,7 @@ def one_domain_partition(
 
 
 def whole_domains(partition: str, domains: Indices | None, clients: int) -> Indices:
-    """Return ``domains``, or raise ``DataError`` if there are none, or fewer than clients that want a whole one."""
+    """Return ``domains``, or raise ``DataError`` if there are none, or fewer domains than clients."""
     domains = _required(partition, domains)
     found = len(np.unique(domains))
     if clients > found:

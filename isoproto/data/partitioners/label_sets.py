@@ -17,12 +17,12 @@ def label_sets_partition(
 ) -> list[Indices]:
     """Give client ``i`` samples of the classes ``label_sets[i]``, and of no other.
 
-    The samples of a class are dealt evenly among the clients that list it; those of a class that nobody lists
-    stay unused. An empty set makes an empty client, if ``min_samples`` is 0.
+    The samples of a class are dealt evenly among the clients that list it. A class that nobody lists stays unused. A
+    client with an empty set is empty, which ``min_samples`` = 0 allows.
 
     Raises:
-        DataError: If the number of sets is not the number of clients, a class is listed that the data lack, or a
-            client would get fewer than ``min_samples`` samples.
+        DataError: If the number of sets is not the number of clients, a listed class is not in the data, or a client
+            would get fewer than ``min_samples`` samples.
 
     Example:
         >>> labels = np.repeat([0, 1, 2], 4)
@@ -51,7 +51,7 @@ def parse_label_sets(text: str) -> tuple[tuple[int, ...], ...]:
     """Read ``"0,1,3;2,7;4"``: clients separated by semicolons, class numbers by commas.
 
     Raises:
-        DataError: If something else than class numbers is found.
+        DataError: If the text holds anything but class numbers.
 
     Example:
         >>> parse_label_sets("0,1,3; 2,7; 4")

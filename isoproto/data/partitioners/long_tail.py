@@ -1,19 +1,19 @@
-"""A long tail of classes, which goes before any partition."""
+"""A long tail: later classes are made rarer before the samples are dealt out."""
 
 import numpy as np
 
 from isoproto.data.partitioners.base import Indices, Labels
 
-_ROUNDING = 1e-9  # so that a power that is a whole number, as that of the last class, is not floored to one less
+_ROUNDING = 1e-9  # a power that is a whole number must not be floored to one less
 
 
 def long_tail(labels: Labels, num_classes: int, imbalance: float, rng: np.random.RandomState) -> Indices:
-    r"""Draw the samples that are kept of a set whose classes get exponentially rarer, in the order of their numbers.
+    r"""Draw samples so that classes get exponentially rarer in the order of their numbers, and return those kept.
 
     .. math::
         n_c = \lfloor n_{max} \rho^{-c / (C - 1)} \rfloor, \qquad n_{max} = n / C
 
-    Reference: FedHPro Sec. 5, LT. A class that has fewer samples keeps all it has, and one that has any keeps one.
+    Reference: FedHPro Sec. 5, LT. A class with fewer samples keeps all, and no class loses its last sample.
 
     Args:
         labels: Class of each sample, shape ``[n]``.

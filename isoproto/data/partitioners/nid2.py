@@ -1,4 +1,4 @@
-"""One-class clients and one client with everything, the second label skew of FedHPro."""
+"""Clients that hold one class each, and one client that holds all: the second label skew of FedHPro."""
 
 import numpy as np
 
@@ -17,9 +17,9 @@ def nid2_partition(
 ) -> list[Indices]:
     """Give all clients but the last a share of one class each, and the last one the rest (FedHPro Sec. 5, NID2).
 
-    Classes are drawn, none twice before each has a client; a class goes to its one-class clients by the fraction
-    ``one_class_share``, shared evenly, and to the last client by what is left. With 7 clients this is the
-    paper's setting, which does not tell the amounts.
+    The class of each client is drawn at random; no class is drawn twice before each has a client. The one-class clients
+    of a class share the fraction ``one_class_share`` of it evenly, and the last client gets the rest of it. With 7
+    clients this is the paper's setting; the paper does not say how large the shares are.
 
     Raises:
         DataError: If the fraction is not in (0, 1), or a client would get fewer than ``min_samples`` samples.
@@ -42,14 +42,14 @@ def nid2_equal_partition(
     *,
     one_class_share: float = 0.5,
 ) -> list[Indices]:
-    """Do as ``nid2``, but leave the last client an equal share of every class, so that sizes are closer.
+    """Do as ``nid2``, but give the last client an equal share of every class, so that sizes are closer.
 
-    It gets the fraction ``1 - one_class_share`` of the classes without a one-class client too, and the rest of
-    those stays unused. With a fraction of 0.9, 7 clients and CIFAR-10's training part, six clients have 4,500
-    samples and one has 5,000.
+    The last client gets the fraction ``1 - one_class_share`` of every class. For a class without a one-class client the
+    rest stays unused. With a fraction of 0.9, 7 clients and CIFAR-10's training part, six clients have 4,500 samples
+    and one has 5,000.
 
     Raises:
-        DataError: As ``nid2_partition``.
+        DataError: If the fraction is not in (0, 1), or a client would get fewer than ``min_samples`` samples.
 
     Example:
         >>> labels = np.repeat([0, 1, 2], 8)
@@ -83,7 +83,7 @@ def parse_share(text: str) -> float:
     """Read the fraction in ``nid2:0.5``.
 
     Raises:
-        DataError: If it is no number.
+        DataError: If the text is not a number.
 
     Example:
         >>> parse_share("0.9")

@@ -1,4 +1,4 @@
-"""Clients of two classes beside clients of all, FedHPro's label skew of texts (AG-NID)."""
+"""Clients that hold two classes, and clients that hold all: FedHPro's label skew of texts (AG-NID)."""
 
 import numpy as np
 
@@ -15,14 +15,14 @@ def pairs_partition(
     *,
     full_clients: int | None = None,
 ) -> list[Indices]:
-    """Give the last ``full_clients`` clients all classes and every other one two (FedHPro's AG-NID).
+    """Give the last ``full_clients`` clients all classes, and every other client two classes (FedHPro's AG-NID).
 
-    The pairs of classes are gone through in an order that is drawn, and again from the start; a class is shared
-    evenly by its holders, and one that nobody holds stays unused. AG-NID_K10 is 10 clients of which 5 have all
-    classes (the default, half of them rounded up), AG-NID_K50 is 50 of which 10 have.
+    All pairs of classes are put in a random order and assigned in turn, again from the start if there are more clients.
+    The holders of a class share it evenly, and a class that nobody holds stays unused. By default half of the clients,
+    rounded up, have all classes: so it is in AG-NID_K10, with 5 of 10 clients. In AG-NID_K50 it is 10 of 50.
 
     Raises:
-        DataError: If more clients shall have all classes than there are, or one would get fewer than
+        DataError: If ``full_clients`` is more than the number of clients, or a client would get fewer than
             ``min_samples`` samples.
 
     Example:
@@ -42,7 +42,7 @@ def pairs_partition(
         few = np.arange(clients - full)
         holds[: clients - full] = False
         holds[few, first[pair]] = holds[few, second[pair]] = True
-    # Holders in an order that is drawn: the first ones get the larger shares, and not always the same ones.
+    # The first holders get the larger shares, so a random order keeps them from always being the same clients.
     groups = (
         (np.flatnonzero(labels == name), rng.permutation(np.flatnonzero(column)))
         for name, column in zip(present, holds.T, strict=True)
@@ -55,7 +55,7 @@ def parse_full_clients(text: str) -> int:
     """Read the number of clients in ``pairs:10``.
 
     Raises:
-        DataError: If it is no whole number >= 0.
+        DataError: If the text is not a whole number >= 0.
 
     Example:
         >>> parse_full_clients("10")

@@ -15,10 +15,10 @@ def shards_partition(
 ) -> list[Indices]:
     """Give each client samples of exactly ``k = classes_per_client`` classes, all samples used.
 
-    The ``N k`` places are shared among the classes so that the largest shard (samples of a class / its holders)
-    is as small as can be. Classes with large shards are dealt first, always to clients with most free places, and
-    among those to the ones with fewest samples, ties at random; so sizes differ by at most the largest shard (and
-    ``k`` samples, where the samples of a class cannot be divided by its holders).
+    Each client has ``k`` places. The ``N k`` places are shared among the classes so that the largest shard (samples of
+    a class / its holders) is as small as possible. Classes with large shards are dealt first. A class goes to the
+    clients with most free places, among these to those with fewest samples, and ties are broken at random. So sizes
+    differ by at most the largest shard, plus ``k`` samples where a class cannot be divided evenly.
     With fewer places than classes, ``N k < C``, classes drawn at random stay unused.
 
     Raises:
@@ -48,7 +48,7 @@ def shards_partition(
 
 
 def _holders(counts: Indices, places: int, clients: int) -> Indices:
-    """Share ``places`` among classes with ``counts`` samples; each gets 1 to ``min(clients, count)``."""
+    """Return the number of places of each class, 1 to ``min(clients, count)``; they sum to ``places``."""
     most = np.minimum(counts, clients)
     if most.sum() < places:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Fewer samples, of the same kinds, which goes before any partition."""
+"""Reduce a data set to fewer samples in the same proportions, before it is dealt out."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from isoproto.data.partitioners.base import Indices, Labels
 
 
 def thin(groups: Labels, most: int, rng: np.random.RandomState) -> Indices:
-    """Draw ``most`` samples, from each group its share up to one sample.
+    """Draw ``most`` samples so that each group keeps its share, up to one sample.
 
     Args:
         groups: Group of each sample, shape ``[n]``.

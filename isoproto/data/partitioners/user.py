@@ -1,4 +1,4 @@
-"""Natural partitions: a client is a user, as the data's domains name them."""
+"""Natural partitions: each domain of the data is a user, and a client is one user or a group of users."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ def user_partition(
     rng: np.random.RandomState,
     options: PartitionOptions,
 ) -> list[Indices]:
-    """Let each client be one user: the largest ``N``, in ascending order of size (Shakespeare's roles, LEAF).
+    """Make each of the ``N`` largest users a client, in ascending order of size (Shakespeare's roles, LEAF).
 
-    The data set's domains are the users. Those below the largest ``N`` stay unused. The order spreads
-    architectures, which are dealt out by client number, evenly over small and large clients. Nothing is drawn.
+    The data set's domains are the users, and smaller users stay unused. Architectures are dealt out by client number,
+    so this order spreads them evenly over small and large clients. Nothing is drawn at random.
 
     Raises:
         DataError: If there are no domains, fewer than ``N`` of them, or a user has fewer than ``min_samples``.
@@ -42,12 +42,12 @@ def user_groups_partition(
     rng: np.random.RandomState,
     options: PartitionOptions,
 ) -> list[Indices]:
-    """Let each client be a group of whole users, the groups about equally large; every sample is used.
+    """Make each client a group of whole users, with groups of about equal size; every sample is used.
 
-    Users in descending order of size, ties in an order that is drawn, each to the smallest group so far.
+    The users are taken in descending order of size, ties in random order, and each joins the smallest group so far.
 
     Raises:
-        DataError: As ``user_partition``.
+        DataError: If there are no domains, fewer than ``N`` of them, or a group has fewer than ``min_samples``.
 
     Example:
         >>> users = np.array([0, 0, 1, 2, 2, 2])
