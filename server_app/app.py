@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from isoproto import paths
 from isoproto.config import RunConfig, Scalar
 from isoproto.engines.prompt_grid import PromptGrid, window_size
+from isoproto.parts import ServerState
 from isoproto.registry import lookup
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import FLOWER_RUN, RunFolder, show_log
@@ -20,7 +21,6 @@ from server_app.settings import ignored_settings, open_run, replaced_settings
 from server_app.summary import reported
 from strategies import STRATEGIES, PrototypeStrategy
 from strategies.names import unknown_names
-from strategies.state import ServerState
 
 _log = logging.getLogger("isoproto")
 

@@ -2,31 +2,25 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from isoproto import wire
-from isoproto.config import RunConfig
+from isoproto.config import MethodSettings, RunConfig
 from isoproto.errors import ConfigError, FederationError
-from isoproto.geometry.prototypes import average_prototypes, average_tensors
+from isoproto.parts import LastAccuracy, Sent, ServerState, parts_of
 from isoproto.runs.run_folder import RunFolder
 from isoproto.sampling import cohort, cohort_size
-from strategies import hyper
 from strategies.exchange import Exchange
 from strategies.journal import Journal
 from strategies.refusals import most_frequent
 from strategies.replies import Trained
-from strategies.resolve import Point, resolve
+from strategies.resolve import resolve
 from strategies.roster import Roster
-from strategies.state import LastAccuracy, ServerState
-
-__all__ = ["Point", "PrototypeStrategy"]
 
 
 class PrototypeStrategy(Strategy):
@@ -45,16 +39,17 @@ class PrototypeStrategy(Strategy):
         state: The state to go on from, or ``None`` for a new run.
 
     Attributes:
+        method: What the method decides where a setting is `auto`; it leaves the rest `auto`.
+        parts: The parts that the method is made of under the run's settings.
         roster: Who takes part.
         state: The state after the last round; there is none before ``meet``.
     """
 
-    point: ClassVar[Point]
-    # Settings that the method decides where they are `auto`; see `resolve`.
-    defaults: ClassVar[Mapping[str, float | str]] = {}
+    method: ClassVar[MethodSettings]
 
     def __init__(self, config: RunConfig, folder: RunFolder, state: ServerState | None = None) -> None:
         self.config = config
+        self.parts = parts_of(config)
         self.folder = folder
         self._journal = Journal(config, folder)
         self.roster = Roster(config, folder, self._journal)
@@ -71,7 +66,7 @@ class PrototypeStrategy(Strategy):
         Raises:
             ConfigError: If an alignment is asked for without prototypes to align to, or settings contradict each other.
         """
-        return resolve(config, cls.point, cls.defaults)
+        return resolve(config, cls.method)
 
     def meet(self, grid: Grid, *, more_may_come: bool = True) -> None:
         """Wait for the nodes, settle who takes part, and set the state to start from.
@@ -179,64 +174,26 @@ class PrototypeStrategy(Strategy):
 
         The result depends on the state and the replies alone. The caller sets ``server_round`` and ``accuracy``.
         """
-        state, config = dataclasses.replace(self.state, figures={}), self.config
-        if config.share != "none" and good:
-            shared = average_tensors([dict(g.reply.shared) for g in good], [g.reply.contribution.samples for g in good])
-            state = dataclasses.replace(state, shared=shared)
-        sent = [hyper.Sent(g.reply.contribution, g.reply.scatter, g.reply.gradients, g.reply.classifier) for g in good]
-        if config.prototypes != "none":
-            state = self._averaged(state, good) if config.frame == "shared" else hyper.relate(state, config, sent)
-        if config.learns:
-            state = hyper.learn(self.state, state, config, sent)
-        if config.hyper__retrain != "none":  # last: no client took gradients through a head that is trained only now
-            state = hyper.retrain(self.state, state, config, sent)
-        return hyper.describe(state, config, sent) if config.prototypes == "hyper" else state
-
-    def _averaged(self, state: ServerState, good: Sequence[Trained]) -> ServerState:
-        config = self.config
-        mean = average_prototypes(
-            [g.reply.contribution for g in good],
-            *state.prototypes.shape,
-            weighting=config.proto_weight,
-        )
-        fresh = mean.present & (mean.holders >= config.min_contributors)
-        kept = state.present & ~fresh & (config.stale == "keep")
-        vectors = torch.where(fresh.unsqueeze(1), mean.vectors, state.prototypes)
-        present = fresh | kept
-        return dataclasses.replace(
-            state,
-            prototypes=vectors * present.unsqueeze(1),
-            present=present,
-            age=torch.where(fresh, 0, state.age + 1),
-        )
+        sent = [Sent(g.reply.contribution, g.reply.scatter, g.reply.arrays, g.reply.shared) for g in good]
+        state = dataclasses.replace(self.state, figures={})
+        for part in self.parts:
+            state = part.fold(self.state, state, sent)
+        return state
 
     # Helpers
 
     def _messages(self, kind: str, clients: Mapping[str, int]) -> list[Message]:
         """Write the messages to ``clients``, which maps each to its node."""
-        known = self.config.prototypes != "none" and bool(self.state.present.any())
+        arrays = {name: array for part in self.parts for name, array in part.downlink(self.state).items()}
         broadcast = wire.Broadcast(
             experiment=self.folder.experiment,
             server_round=self._round,
             settings=self.config.changes(),
-            prototypes=self.state.prototypes if known else None,
-            present=self.state.present if known else None,
+            arrays=arrays,
             shared=self.state.shared,
-            **hyper.downlink(self.state, self.config),
         )
-        return self._exchange.messages(kind, clients, broadcast, self._gradient_limit())
-
-    def _gradient_limit(self) -> float:
-        """Return the largest norm of a gradient row that a client may send; see ``wire.Expected.max_gradient``."""
-        config = self.config
-        if not config.learns:
-            return 0.0
-        if config.hyper__head == "shared":
-            early = config.hyper__grad_point == "before-training"
-            sent = self.state.shared.get("head.weight") if early else None
-            return math.inf if sent is None else wire.gradient_limit(sent)  # inf: the client sends the head it used
-        head = hyper.gradient_head(self.state, config)
-        return wire.gradient_limit(head[0]) if head else 0.0
+        limits = {name: limit for part in self.parts for name, limit in part.limits(self.state).items()}
+        return self._exchange.messages(kind, clients, broadcast, limits)
 
     def _bear_empty_round(self, failures: Mapping[str, str], *, good: int, without_samples: int) -> None:
         """Log why the round is empty, and give the run up after too many of them."""

@@ -10,10 +10,14 @@ from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.engines.share_out import share_out_to_hosts
 from isoproto.errors import MoreSamples, WireError
+from isoproto.parts import parts_of, reported_terms
+from isoproto.parts.base import LimitOf
 from isoproto.runs.metrics import client_order
 from strategies.journal import Journal
 from strategies.replies import GoodReply, Reply, Trained, content, parts, success
 from strategies.roster import Roster
+
+Limits = Mapping[str, LimitOf | None]
 
 # Key of an outstanding message: (node id, group id). A node may have several; the group id tells them apart.
 _Key = tuple[int, str]
@@ -36,6 +40,7 @@ class Exchange:
         self._config, self._roster, self._journal = config, roster, journal
         self._asked: dict[_Key, list[wire.Expected]] = {}
         self._round = 0
+        self._terms = reported_terms(parts_of(config))
         self._rates: dict[str, float] = {}  # architecture -> seconds per sample, a running mean
 
     @property
@@ -48,7 +53,7 @@ class Exchange:
         self._asked = {}
 
     def messages(
-        self, kind: str, clients: Mapping[str, int], broadcast: wire.Broadcast, max_gradient: float
+        self, kind: str, clients: Mapping[str, int], broadcast: wire.Broadcast, limits: Limits
     ) -> list[Message]:
         """Write the messages to some clients, and remember what the replies are held against.
 
@@ -56,7 +61,7 @@ class Exchange:
             kind: Flower's type of the messages.
             clients: The clients to ask, with the nodes that stand for them.
             broadcast: The content, equal for all.
-            max_gradient: As in ``wire.Expected``.
+            limits: As in ``wire.Expected``.
         """
         written = wire.write_broadcast(broadcast)
         self.bytes_down = wire.serialised_bytes(written)
@@ -64,7 +69,7 @@ class Exchange:
         groups = self._groups(clients)
         keys: list[_Key] = [(node, f"{self._round}.{number}") for number, (node, _) in enumerate(groups)]
         self._asked = {
-            key: [self._expected(client, broadcast, max_gradient) for client in group]
+            key: [self._expected(client, broadcast, limits) for client in group]
             for key, (_, group) in zip(keys, groups, strict=True)
         }
         return [self._message(kind, key, written) for key in keys]
@@ -115,7 +120,7 @@ class Exchange:
         rate = self._rates.get(info.model)
         return None if rate is None else rate * _samples(info)
 
-    def _expected(self, client: str, broadcast: wire.Broadcast, max_gradient: float) -> wire.Expected:
+    def _expected(self, client: str, broadcast: wire.Broadcast, limits: Limits) -> wire.Expected:
         config = self._config
         return wire.Expected(
             client=client,
@@ -124,10 +129,10 @@ class Exchange:
             num_classes=len(self._roster.classes),
             feature_dim=config.feature_dim,
             max_norm=config.max_norm,
-            max_gradient=max_gradient,
+            limits=limits,
+            terms=self._terms,
             dtype=config.wire__dtype,
-            classifier=config.hyper__retrain != "none",
-            shared=self._roster.shared if config.share != "none" else {},
+            shared=self._roster.shared,
             train_counts=self._roster.clients[client].train_counts,
         )
 

@@ -1,6 +1,7 @@
 """Averaging of whole models (McMahan et al., AISTATS 2017), as a point of ours."""
 
-from strategies.base import Point, PrototypeStrategy
+from isoproto.config import MethodSettings
+from strategies.base import PrototypeStrategy
 
 
 class FedAvg(PrototypeStrategy):
@@ -10,4 +11,4 @@ class FedAvg(PrototypeStrategy):
     send it back whole. All clients need one architecture, and start from equal weights.
     """
 
-    point = Point(prototypes="none", alignment="none", share="model")
+    method = MethodSettings(prototypes="none", alignment="none", share="model")

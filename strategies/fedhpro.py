@@ -1,6 +1,7 @@
 """FedHPro (arXiv:2605.13475): hyper-prototypes learned by gradient matching."""
 
-from strategies.base import Point, PrototypeStrategy
+from isoproto.config import MethodSettings
+from strategies.base import PrototypeStrategy
 
 
 class FedHPro(PrototypeStrategy):
@@ -14,13 +15,15 @@ class FedHPro(PrototypeStrategy):
     head's gradients at them point the same way (Eqs. 7 to 9). They start from noise and are sent from round 1 on.
     """
 
-    point = Point(prototypes="hyper", alignment="hpcl+hpal", share="model")
-    defaults = {  # noqa: RUF012 - read only
-        "hyper__init": "normal",
-        "hyper__optimizer": "sgd",
-        "hyper__learning_rate": 0.1,
-        "hyper__margin": "literal",
-        "hyper__form": "paper_mean",  # the literal sum kills small networks (docs/adr/0006-flagship.md)
-        "hyper__pcl": 1.0,
-        "hyper__pal": 1.0,
-    }
+    method = MethodSettings(
+        prototypes="hyper",
+        alignment="hpcl+hpal",
+        share="model",
+        hyper__init="normal",
+        hyper__optimizer="sgd",
+        hyper__learning_rate=0.1,
+        hyper__margin="literal",
+        hyper__form="paper_mean",  # the literal sum kills small networks (docs/adr/0006-flagship.md)
+        hyper__pcl=1.0,
+        hyper__pal=1.0,
+    )

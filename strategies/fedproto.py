@@ -1,6 +1,7 @@
 """FedProto (Tan et al., AAAI 2022): features are pulled to the global prototype of their class."""
 
-from strategies.base import Point, PrototypeStrategy
+from isoproto.config import MethodSettings
+from strategies.base import PrototypeStrategy
 
 
 class FedProto(PrototypeStrategy):
@@ -13,6 +14,5 @@ class FedProto(PrototypeStrategy):
     the prototypes; clients send back class means.
     """
 
-    point = Point(prototypes="mean", alignment="mse", share="none")
     # One term, at instance level, with the published weight 1.
-    defaults = {"lambda_": 0.0, "gamma": 1.0, "missing": "self"}  # noqa: RUF012 - read only
+    method = MethodSettings(prototypes="mean", alignment="mse", share="none", lambda_=0.0, gamma=1.0, missing="self")

@@ -1,6 +1,7 @@
 """FedSAF (arXiv:2605.05959): align the structure between classes, not coordinates."""
 
-from strategies.base import Point, PrototypeStrategy
+from isoproto.config import MethodSettings
+from strategies.base import PrototypeStrategy
 
 
 class FedSAF(PrototypeStrategy):
@@ -14,4 +15,4 @@ class FedSAF(PrototypeStrategy):
     loss, and sends back the means of the classes it holds. ``alignment`` chooses the loss, GCSA by default.
     """
 
-    point = Point(prototypes="mean", alignment="gcsa", share="none")
+    method = MethodSettings(prototypes="mean", alignment="gcsa", share="none")

@@ -1,6 +1,7 @@
 """The flagship: hyper-prototypes and class relations for clients of any architecture, and nobody's weights."""
 
-from strategies.base import Point, PrototypeStrategy
+from isoproto.config import MethodSettings
+from strategies.base import PrototypeStrategy
 
 
 class IsoProto(PrototypeStrategy):
@@ -16,13 +17,15 @@ class IsoProto(PrototypeStrategy):
     Joins FedSAF (arXiv:2605.05959) and FedHPro (arXiv:2605.13475). Why so: docs/adr/0009-common-anchors.md.
     """
 
-    point = Point(prototypes="hyper", alignment="gcsa+hpcl+hpal", share="none")
-    defaults = {  # noqa: RUF012 - read only
-        "frame": "shared",
-        "relation__shrink": 0.5,
-        "hyper__init": "normal",
-        "hyper__margin": "literal",
-        "hyper__form": "paper_mean",
-        "hyper__pcl": 1.0,
-        "hyper__pal": 1.0,
-    }
+    method = MethodSettings(
+        prototypes="hyper",
+        alignment="gcsa+hpcl+hpal",
+        share="none",
+        frame="shared",
+        relation__shrink=0.5,
+        hyper__init="normal",
+        hyper__margin="literal",
+        hyper__form="paper_mean",
+        hyper__pcl=1.0,
+        hyper__pal=1.0,
+    )

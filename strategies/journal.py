@@ -8,12 +8,12 @@ from typing import Any
 from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.engines.machines import idle_cores, machines
+from isoproto.parts import ServerState, parts_of, reported_terms
 from isoproto.runs.evaluation import evaluation_figures
 from isoproto.runs.metrics import accuracy_summary, client_order
 from isoproto.runs.run_folder import RunFolder
 from strategies.refusals import refused_name
 from strategies.replies import Evaluated, Trained
-from strategies.state import ServerState
 
 _log = logging.getLogger("isoproto")
 
@@ -125,7 +125,7 @@ class Journal:
             "clients": asked,
             "failed": failed,
             "accuracy": {**accuracy_summary([a.correct for a in known], [a.total for a in known]), "fresh": fresh},
-            "loss": _mean_losses(good),
+            "loss": _mean_losses(good, reported_terms(parts_of(self._config))),
             "classes": int(state.present.sum()),
             "hyper": state.figures,
             "bytes": {"up": bytes_up, "down": bytes_down * asked, "up_rows": rows},
@@ -212,12 +212,12 @@ def _evaluation_entry(good: Evaluated, late: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _mean_losses(good: Sequence[Trained]) -> dict[str, float | None]:
+def _mean_losses(good: Sequence[Trained], names: Sequence[str]) -> dict[str, float | None]:
     """Return the mean of each loss over the clients that trained; ``None`` if none did."""
     trained = [each.reply.losses for each in good if each.reply.contribution.samples]
     return {
         name.replace("-", "_"): sum(losses[name] for losses in trained) / len(trained) if trained else None
-        for name in wire.LOSSES
+        for name in names
     }
 
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from isoproto.config import RunConfig
-from strategies.base import Point, PrototypeStrategy
+from isoproto.config import MethodSettings, RunConfig
+from strategies.base import PrototypeStrategy
 
 
 class Local(PrototypeStrategy):
@@ -13,10 +13,10 @@ class Local(PrototypeStrategy):
     evaluation are those of the other strategies under the same seed, so differences are paired.
     """
 
-    point = Point(prototypes="none", alignment="none", share="none")
+    method = MethodSettings(prototypes="none", alignment="none", share="none")
 
     @classmethod
     def resolve(cls, config: RunConfig) -> RunConfig:
         """Leave out whatever is exchanged: a preset says it for the methods of its table, and this is their control."""
-        nothing = {**dataclasses.asdict(cls.point), "hyper__retrain": "none"}
-        return super().resolve(dataclasses.replace(config, **nothing))
+        nothing = dataclasses.replace(config, prototypes="none", alignment="none", share="none", hyper__retrain="none")
+        return super().resolve(nothing)

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from isoproto.config import ANCHOR_TERMS, AUTO
+from isoproto.config import AUTO
 from isoproto.data import DATASETS, PARTITIONERS, class_names
 from isoproto.errors import ConfigError
 from isoproto.losses import LOSSES
+from isoproto.parts import PROTOTYPES, TERMS
 from isoproto.registry import lookup
 from models import HEADS, architecture_for
 from strategies import STRATEGIES
@@ -20,6 +21,7 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
     """
     checks: dict[str, Callable[[str], object]] = {
         "strategy": lambda name: lookup(STRATEGIES, "strategy", name),
+        "prototypes": lambda name: lookup(dict.fromkeys((AUTO, "none", *PROTOTYPES)), "prototypes", name),
         "alignment": _check_alignment,
         "partition": lambda name: lookup(PARTITIONERS, "partition", name.partition(":")[0]),
         "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
@@ -36,14 +38,13 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _check_alignment(text: str) -> None:
     terms = [term.strip() for term in text.split("+")]
-    choices = dict.fromkeys((AUTO, "none", *LOSSES, *ANCHOR_TERMS))
+    choices = dict.fromkeys((AUTO, "none", *LOSSES, *TERMS))
     for term in terms:
         lookup(choices, "alignment", term)
     if len(terms) > 1 and (alone := {AUTO, "none"}.intersection(terms)):
         raise ConfigError(f"`{min(alone)}` stands alone in `alignment`, got {text!r}; name the terms to be joined by +")
-    structural = [term for term in terms if term not in ANCHOR_TERMS]
+    structural = [term for term in terms if term not in TERMS]
     if len(structural) > 1 or len(set(terms)) < len(terms):
         raise ConfigError(
-            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {' and '.join(ANCHOR_TERMS)}; "
-            f"got {text!r}"
+            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {' and '.join(TERMS)}; got {text!r}"
         )

@@ -5,35 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isoproto.config import AUTO, RunConfig
+from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.errors import ConfigError
-from isoproto.losses import LOSSES
+from isoproto.losses import LOSSES, structural
+from isoproto.parts import TERMS
 from isoproto.registry import lookup
 
-# The value of `auto` where the method has no default: the flagship's choice (docs/adr/0006-flagship.md).
-_DEFAULTS = {
-    "missing": "mask",
-    "frame": "shared",
-    "relation__shrink": 0.0,
-    "hyper__init": "prototypes",
-    "hyper__learning_rate": 0.002,
-    "hyper__optimizer": "adam",
-    "hyper__margin": "none",
-    "hyper__form": "normalised",
-    "hyper__pcl": 0.2,
-    "hyper__pal": 0.2,
-}
-# Settings of the structural loss. A method's defaults of them are for the method's loss alone.
+# Settings of the alignment loss. A method's values of them are for the method's own loss alone.
 _OF_LOSS = ("lambda_", "gamma", "missing")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A method as a point on the three axes."""
-
-    prototypes: str
-    alignment: str
-    share: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +37,8 @@ def _uses_averaged_head(config: RunConfig) -> bool:
 
 
 def _aligns_coordinates(config: RunConfig) -> bool:
-    return bool(config.structural) and LOSSES[config.structural].kind == "coordinates"
+    loss = structural(config.terms)
+    return loss is not None and loss.kind == "coordinates"
 
 
 # The first one that applies is reported.
@@ -95,21 +75,19 @@ CONFLICTS = (
 )
 
 
-def resolve(config: RunConfig, point: Point, defaults: Mapping[str, float | str]) -> RunConfig:
+def resolve(config: RunConfig, method: MethodSettings) -> RunConfig:
     """Return the settings with a value in place of every ``auto``.
 
     Args:
         config: The settings that were asked for.
-        point: The method's place on the three axes.
-        defaults: Values of further settings that the method decides, by field name. They hold whatever the
-            alignment. The exceptions are ``lambda_``, ``gamma`` and ``missing``: they are for the structural loss of
-            ``point``, and another loss brings its values with it.
+        method: The strategy's values. They hold whatever the alignment. The exceptions are ``lambda_``, ``gamma`` and
+            ``missing``: they are for the strategy's own alignment loss, and another loss brings its values with it.
 
     Raises:
         ConfigError: If an alignment is asked for without prototypes to align to, or settings contradict each other.
     """
-    config = _with_point(config, point)
-    config = _with_defaults(config, point, defaults)
+    config = _with_axes(config, method)
+    config = _with_defaults(config, method)
     for conflict in CONFLICTS:
         if conflict.applies(config):
             raise ConfigError(conflict.sentence.format(config=config))
@@ -119,35 +97,48 @@ def resolve(config: RunConfig, point: Point, defaults: Mapping[str, float | str]
     return config
 
 
-def _with_point(config: RunConfig, point: Point) -> RunConfig:
-    """Replace ``auto`` on the three axes. Without prototypes there is nothing to align to."""
-    prototypes = point.prototypes if config.prototypes == AUTO else config.prototypes
+def _with_axes(config: RunConfig, method: MethodSettings) -> RunConfig:
+    """Replace ``auto`` on the three axes. Terms that need prototypes are left out where there are none."""
+    prototypes = method.prototypes if config.prototypes == AUTO else config.prototypes
     if prototypes == "none":
-        if config.alignment not in (AUTO, "none"):
+        if config.alignment != AUTO and any(map(_needs_prototypes, config.terms)):
             raise ConfigError(
                 f"`alignment = {config.alignment}` needs global prototypes, and strategy {config.strategy!r} with "
                 f"`prototypes = {config.prototypes}` has none; set prototypes = 'mean', or leave the alignment out"
             )
-        config = dataclasses.replace(config, alignment="none")
-    return _fill(config, dataclasses.asdict(point))
+        others = [term for term in method.terms if not _needs_prototypes(term)]
+        config = _fill(config, {"alignment": "+".join(others) or "none"})
+    return _fill(config, {key: getattr(method, key) for key in ("prototypes", "alignment", "share")})
 
 
-def _with_defaults(config: RunConfig, point: Point, defaults: Mapping[str, float | str]) -> RunConfig:
+def _needs_prototypes(term: str) -> bool:
+    return term in LOSSES or lookup(TERMS, "alignment", term).needs_prototypes
+
+
+def _with_defaults(config: RunConfig, method: MethodSettings) -> RunConfig:
     """Replace ``auto`` off the three axes: by the method's value, else the loss's, else the common one."""
     common = config.frame in (AUTO, "shared")
+    loss = structural(config.terms)
+    another = loss is not structural(method.terms)
+    of_method = {
+        field.name: value
+        for field in dataclasses.fields(MethodSettings)
+        if (value := getattr(method, field.name)) != AUTO and not (another and field.name in _OF_LOSS)
+    }
+    lambda_, gamma = loss.weights if loss else (0.0, 0.0)
     head = "shared" if _averages_head(config) and common else "prototype"
-    another = config.structural != dataclasses.replace(config, alignment=point.alignment).structural
-    of_method = {key: value for key, value in defaults.items() if not (another and key in _OF_LOSS)}
-    chosen = {**_DEFAULTS, "hyper__head": head, **_weights(config.structural), **of_method}
+    chosen = {**_COMMON, "hyper__head": head, "lambda_": lambda_, "gamma": gamma, **of_method}
     if not common:  # noise has no meaning in coordinates that are found first
         chosen["hyper__init"] = "prototypes"
     return _fill(config, chosen)
 
 
-def _weights(structural: str) -> dict[str, float]:
-    """Return the weights that the structural loss starts from; 0 where there is no such loss."""
-    lambda_, gamma = lookup(LOSSES, "alignment", structural).weights if structural else (0.0, 0.0)
-    return {"lambda_": lambda_, "gamma": gamma}
+# What `auto` stands for where neither the method nor the loss decides; each value stands where the setting is declared.
+_COMMON: dict[str, Any] = {
+    field.name: rule.auto
+    for field in dataclasses.fields(MethodSettings)
+    if (rule := field.metadata["rule"]).auto is not None
+}
 
 
 def _fill(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:

@@ -14,6 +14,7 @@ from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
 from isoproto.fingerprint import fingerprint, package_folder
+from isoproto.parts import parts_of
 from isoproto.runs.metrics import client_order
 from isoproto.runs.run_folder import RunFolder
 from isoproto.sampling import late_clients
@@ -185,7 +186,7 @@ class Roster:
                 f"client {info.client}: its {len(info.classes)} classes {info.classes[:5]!r:.120} are not the "
                 f"federation's {len(self.classes)} {self.classes[:5]!r:.120}"
             )
-        if self._config.share == "none" and info.shared:
+        if info.shared and not any(part.sends_weights for part in parts_of(self._config)):
             raise WireError(f"client {info.client}: it would share weights, and in this run nobody shares any")
         if self.shared and info.shared != self.shared:
             raise WireError(_other_weights(info))

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from isoproto import paths
-from isoproto.config import Scalar, number, one_of, read_fields, refuse
+from isoproto.config import Scalar, read_fields, refuse
 from isoproto.data import class_names
 from isoproto.deploy.connection import check_address
 from isoproto.errors import ConfigError
 from isoproto.own_code import absolute, is_own
 from isoproto.runs.run_folder import to_toml
+from isoproto.settings.rules import number, one_of
 
 # Without the working directory among the places where packages are looked for.
 SUPERNODE = (sys.executable, "-P", "-m", "isoproto.deploy.supernode")

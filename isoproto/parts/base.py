@@ -178,6 +178,7 @@ class Part:
         down: Arrays that the server may send.
         up: Arrays that a client may send besides its class means.
         reports: Names of its loss terms.
+        sends_weights: Whether weights of the clients' modules travel.
         owns: Name of the module that it keeps on each client beside the client's model; empty for none.
     """
 
@@ -187,6 +188,7 @@ class Part:
     down: ClassVar[tuple[Field, ...]] = ()
     up: ClassVar[tuple[Field, ...]] = ()
     reports: ClassVar[tuple[str, ...]] = ()
+    sends_weights: ClassVar[bool] = False
     owns: ClassVar[str] = ""
 
     @classmethod

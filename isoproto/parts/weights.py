@@ -26,6 +26,8 @@ class SharedWeights(Part):
 
     share: str
 
+    sends_weights = True
+
     @classmethod
     def of(cls, config: RunConfig) -> SharedWeights | None:
         """Return the part if some weights are shared."""

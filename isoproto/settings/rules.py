@@ -54,13 +54,19 @@ class Rule:
         return " and ".join(part for part in (low, high, "finite") if part)
 
 
-def one_of(default: str, *choices: str, doc: str, auto: str | None = None) -> Any:  # noqa: ANN401 - see number
+def one_of(default: str, *choices: str, doc: str = "", auto: str | None = None) -> Any:  # noqa: ANN401 - see number
     """Declare a setting that is one of some words."""
     return dataclasses.field(default=default, metadata={"rule": Rule(doc, choices, auto=auto)})
 
 
 def number(
-    default: Scalar, low: float, high: float = math.inf, *, doc: str, above: bool = False, auto: float | None = None
+    default: Scalar,
+    low: float,
+    high: float = math.inf,
+    *,
+    doc: str = "",
+    above: bool = False,
+    auto: float | None = None,
 ) -> Any:  # noqa: ANN401 - the declaration of a field stands for a value of the field's type
     """Declare a setting that is a number from ``low`` to ``high``.
 
