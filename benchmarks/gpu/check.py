@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # nothing is installed
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "speed")]  # nothing is installed
 MISSING = [name for name in ("torch", "numpy") if not find_spec(name)]
 if MISSING or sys.version_info < (3, 11):
     sys.exit(
@@ -37,10 +37,11 @@ if MISSING or sys.version_info < (3, 11):
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from settings import plain_settings  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from client_app.batched import Member, train_cohort  # noqa: E402
-from client_app.training import Alignment, Anchoring, LocalSettings, extract, train  # noqa: E402
+from client_app.training import Alignment, Anchoring, extract, train  # noqa: E402
 from isoproto.data import ClientData  # noqa: E402
 from isoproto.losses import LOSSES  # noqa: E402
 from isoproto.losses.anchors import Anchors  # noqa: E402
@@ -64,6 +65,7 @@ class Size:
 
 FULL = Size(12800, batch=128, classes=100, width=512, turns=7, rounds=20, clients=4, model="resnet18", small_clients=32)
 SMALL = Size(24, batch=8, classes=6, width=32, turns=1, rounds=2, clients=2, model="resnet", small_clients=3)
+RATE = 0.01  # learning rate of every kind of training
 TARGETS = {
     "epoch over a bare loop": 1.10,
     "step with an alignment": 1.05,
@@ -78,20 +80,6 @@ def make_data(size: Size, device: torch.device) -> ClientData:
     pictures = torch.randint(0, 256, (size.samples, 3, 32, 32), dtype=torch.uint8, generator=generator).to(device)
     labels = (torch.arange(size.samples) % size.classes).to(device)
     return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(size.classes))))
-
-
-def settings(batch: int, amp: str = "bf16") -> LocalSettings:
-    """One epoch of SGD."""
-    return LocalSettings(
-        epochs=1,
-        batch_size=batch,
-        optimizer="sgd",
-        learning_rate=0.01,
-        momentum=0.9,
-        weight_decay=0.0,
-        proto_source="post-eval",
-        amp=amp,
-    )
 
 
 def make_model(size: Size, device: torch.device, seed: int) -> tuple[str, FeatureModel]:
@@ -115,7 +103,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
     """An epoch as one would write it without a federation."""
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
     for index in torch.randperm(len(data.train_y), device=data.train_y.device).split(size.batch):
         with torch.autocast(data.train_x.device.type, torch.bfloat16):
             loss = functional.cross_entropy(model(data.train_x[index].float() / 255), data.train_y[index])
@@ -150,9 +138,9 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
         if name == "bare":
             bare_epoch(models[name], data, size)
         elif name == "float32":
-            train(models[name], data, settings(size.batch, amp="off"), alignment=None, generator=generator)
+            train(models[name], data, plain_settings(size.batch, RATE), alignment=None, generator=generator)
         else:
-            train(models[name], data, settings(size.batch), generator=generator, **kinds[name])
+            train(models[name], data, plain_settings(size.batch, RATE, amp="bf16"), generator=generator, **kinds[name])
 
     found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(size.turns + 1):
@@ -181,7 +169,7 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
         for index, model in enumerate(host):
             model.to(device)
             generator = torch.Generator().manual_seed(number)
-            train(model, data, settings(size.batch), alignment=None, generator=generator)
+            train(model, data, plain_settings(size.batch, RATE, amp="bf16"), alignment=None, generator=generator)
             extract(model, data.train_x)
             host[index] = model.cpu()
         if device.type == "cuda":
@@ -197,7 +185,7 @@ def measure_cohort(size: Size, device: torch.device) -> dict[str, dict[str, floa
 
 def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str, float]:
     """The same for one architecture; both ways begin with the same weights and must end with the same."""
-    spec, own = ModelSpec(1, 32, 32, 128, 10), settings(10, amp="off")
+    spec, own = ModelSpec(1, 32, 32, 128, 10), plain_settings(10, RATE)
     models = [create_model(name, spec, seed).place(device, rearrange=True) for seed in range(size.small_clients)]
     starts = [{key: tensor.detach().clone() for key, tensor in model.named_parameters()} for model in models]
     source = torch.Generator().manual_seed(0)
