@@ -1,17 +1,17 @@
-"""What a GPU machine makes of local training: one script, generated data, nothing to install but PyTorch and NumPy.
+"""Measure local training on a GPU. The data are generated, and only PyTorch and NumPy must be installed.
 
-- a ResNet-18 client's epoch in the client's own loop over a bare loop's, both in bf16 autocast (`amp = bf16`), channels
-  last, with the data on the device; and the own loop in float32;
-- what GCSA, RCSA and HPCL + HPAL add to a step;
-- memory after each of 20 rounds, in which clients' models take turns on the device;
-- small clients of one architecture trained as one program over the same one after the other, in float32. On a GPU
-  `cohort` is off (docs/adr/0008-cohort.md): this says whether it should be.
+- An epoch of ResNet-18 in the training loop of a client, compared with an epoch in a bare loop. Both use bf16 autocast
+  (`amp = bf16`), channels last and data on the device. The client's loop is also timed in float32.
+- What GCSA, RCSA and HPCL + HPAL add to a training step.
+- Memory after each of 20 rounds, in which the models of the clients take turns on the device.
+- Small clients of one architecture in float32: trained together as one program (`cohort = on`), and one after the
+  other. Clients on a GPU do not train together (docs/adr/0008-cohort.md). These figures show whether they should.
 
     python benchmarks/gpu/check.py [--small] [--device cuda] [--output FILE]
 
-``make gpu-check`` runs it; with ``PYTHON=...`` by another interpreter than the first that is found. Without a GPU it
-says so and runs small, on the CPU, with the project's small ResNet: that shows that it works, and no figure of it means
-anything. Without torchvision that ResNet is taken, too.
+``make gpu-check`` runs this script. ``PYTHON=...`` names another interpreter. Without a GPU the script says so and does
+a small run on the CPU with the project's small ResNet. That run shows that the script works; its figures mean nothing.
+Without torchvision the script takes the small ResNet as well.
 """
 
 import argparse
@@ -50,7 +50,7 @@ from models import FeatureModel, ModelSpec, create_model  # noqa: E402
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run."""
+    """How large the measurement is."""
 
     samples: int
     batch: int
@@ -83,14 +83,14 @@ def make_data(size: Size, device: torch.device) -> ClientData:
 
 
 def make_model(size: Size, device: torch.device, seed: int) -> tuple[str, FeatureModel]:
-    """Its model, or the small ResNet where torchvision is missing, placed as a client places it."""
+    """Return the name and the model to measure, placed as a client places it; the small ResNet without torchvision."""
     name = size.model if find_spec("torchvision") else "resnet"
     model = create_model(name, ModelSpec(3, 32, 32, size.width, size.classes), seed)
     return name, model.place(device, rearrange=True)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call until the device has finished."""
+    """Return the seconds of a call, including the time until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -101,7 +101,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
-    """An epoch as one would write it without a federation."""
+    """Train for one epoch as a script without a federation would."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
     for index in torch.randperm(len(data.train_y), device=data.train_y.device).split(size.batch):
@@ -113,7 +113,7 @@ def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
 
 
 def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Arguments of ``train`` by kind of step."""
+    """Return the arguments of ``train`` for each kind of step."""
     prototypes = torch.randn(size.classes, size.width, generator=torch.Generator().manual_seed(1)).to(device)
     present = torch.ones(size.classes, dtype=torch.bool, device=device)
     kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
@@ -127,7 +127,10 @@ def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
 
 
 def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
-    """Median seconds of an epoch of each kind, taking turns, and ratios to the bare loop and to cross-entropy."""
+    """Return the median seconds of an epoch of each kind, and their ratios to the bare loop and to cross-entropy.
+
+    The kinds take turns, so that all of them see the same machine.
+    """
     data, kinds = make_data(size, device), make_kinds(size, device)
     names = ["bare", "float32", *kinds]
     architecture, _ = make_model(size, device, seed=0)
@@ -146,7 +149,7 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
     for turn in range(size.turns + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             measured = seconds(lambda name=name, turn=turn: epoch(name, turn), device)
-            if turn:  # the first one warms up
+            if turn:  # the first turn is the warm-up
                 found[name].append(measured)
 
     def ratio(name: str, reference: str) -> float:
@@ -162,7 +165,7 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
 
 
 def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
-    """MiB on the device after each round of clients that come and go; on a CPU nothing is counted."""
+    """Return the MiB on the device after each round, in which every client's model comes and goes; nothing on a CPU."""
     data, host = make_data(size, device), [make_model(size, device, i)[1].cpu() for i in range(size.clients)]
     after, peak = [], 0.0
     for number in range(size.rounds):
@@ -178,13 +181,16 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
     return {"MiB after each round": after, "peak MiB": peak, "growth MiB": after[-1] - after[0] if after else None}
 
 
-def measure_cohort(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
-    """Median seconds of local training of small clients, 15 to 60 pictures each in batches of 10, both ways."""
+def measure_batched(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
+    """Return the seconds of training small clients together and one by one, for each architecture.
+
+    Each client has 15 to 60 pictures and trains in batches of 10.
+    """
     return {name: together_and_apart(name, size, device) for name in ("mlp", "tiny_cnn")}
 
 
 def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str, float]:
-    """The same for one architecture; both ways begin with the same weights and must end with the same."""
+    """Return the seconds of both ways for one architecture, and how far their final weights differ."""
     spec, own = ModelSpec(1, 32, 32, 128, 10), plain_settings(10, RATE)
     models = [create_model(name, spec, seed).place(device, rearrange=True) for seed in range(size.small_clients)]
     starts = [{key: tensor.detach().clone() for key, tensor in model.named_parameters()} for model in models]
@@ -208,7 +214,7 @@ def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str,
         ]
         return [trained.parameters for trained in train_cohort(models[0], members, own)]
 
-    loop, program = (one_by_one(), together())  # both warm up
+    loop, program = (one_by_one(), together())  # this first call of each is the warm-up
     apart = max(
         float((one[key] - other[key]).detach().abs().max())
         for one, other in zip(loop, program, strict=True)
@@ -220,7 +226,7 @@ def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str,
 
 
 def check(size: Size, device: torch.device) -> dict[str, Any]:
-    """All measurements."""
+    """Run all measurements."""
     epochs, memory = measure_epochs(size, device), measure_memory(size, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     machine = {
@@ -231,12 +237,12 @@ def check(size: Size, device: torch.device) -> dict[str, Any]:
         "python": sys.version.split()[0],
     }
     sizes = {field: getattr(size, field) for field in Size.__dataclass_fields__}
-    found = {**epochs, "memory": memory, "cohort": measure_cohort(size, device)}
+    found = {**epochs, "memory": memory, "cohort": measure_batched(size, device)}
     return {"command": "make gpu-check", "machine": machine, "size": sizes, "targets": TARGETS, **found}
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """Return the results as text for people."""
     targets, memory = results["targets"], results["memory"]
     lines = [f"{results['machine']['processor']}, PyTorch {results['machine']['torch']}, {results['model']}"]
     lines += [f"{name:24} {1e3 * value:10.1f} ms per epoch" for name, value in results["seconds per epoch"].items()]
