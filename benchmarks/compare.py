@@ -172,6 +172,7 @@ def _digest(content: bytes) -> str:
 
 def run_here(command: list[str], home: Path) -> None:
     """Run the project's command in this process and write all that it left behind as JSON."""
+    _check_imports(home)
     listener = Listener()
     listener.listen()
     package = importlib.util.find_spec("isoproto.cli")
@@ -182,15 +183,15 @@ def run_here(command: list[str], home: Path) -> None:
     except SystemExit as end:
         if end.code:
             raise
-    _check_imports(home)
     (home / "found.json").write_text(json.dumps(gather(home, listener.messages)))
 
 
 def _check_imports(home: Path) -> None:
-    """Fail where Python took the packages from elsewhere, such as from an installed copy."""
+    """Fail where Python would take the packages from elsewhere, such as from an installed copy."""
     for name in ("isoproto", "client_app", "strategies", "server_app", "models"):
-        if (module := sys.modules.get(name)) is not None and not str(module.__file__).startswith(str(home / "code")):
-            raise RuntimeError(f"{name} came from {module.__file__}, not from the checkout")
+        origin = str(found.origin) if (found := importlib.util.find_spec(name)) else "nowhere"
+        if not origin.startswith(str(home / "code")):
+            raise RuntimeError(f"{name} would come from {origin}, not from the checkout")
 
 
 def gather(home: Path, messages: list[Any]) -> dict[str, Any]:
