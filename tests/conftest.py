@@ -93,13 +93,13 @@ class Run:
     def steady(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return summary and metrics without what may differ between two equal runs."""
         summary = {k: v for k, v in self.summary.items() if k not in VOLATILE}
-        return _steady(summary), [_steady(line) for line in self.lines]
+        return steady(summary), [steady(line) for line in self.lines]
 
 
-def _steady(figures: dict[str, Any]) -> dict[str, Any]:
+def steady(figures: dict[str, Any]) -> dict[str, Any]:
     """Leave out times, and bytes of messages in which times and this run's folders are written."""
     volatile = ("seconds", "up", "down")
-    return {k: _steady(v) if k == "bytes" else v for k, v in figures.items() if k not in volatile}
+    return {k: steady(v) if k == "bytes" else v for k, v in figures.items() if k not in volatile}
 
 
 class Federation:

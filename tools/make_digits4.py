@@ -1,8 +1,8 @@
 """Make the embedded data set: ``python tools/make_digits4.py embed_digits4.npz``.
 
-Reads the arrays ``train_x``, ``train_y``, ``train_domain``, their ``test_`` sisters and ``domains``, and writes
-one ``isoproto/data/digits4/<domain>.jsonl`` per domain, which ``isoproto.data.embedded`` reads back bit for bit.
-A Flower bundle carries text files only, hence a picture in base64.
+Reads the arrays ``train_x``, ``train_y``, ``train_domain``, ``test_x``, ``test_y``, ``test_domain`` and ``domains``.
+Writes one file ``isoproto/data/digits4/<domain>.jsonl`` per domain, which ``isoproto.data.embedded`` reads back bit for
+bit. A Flower bundle carries text files only, so the pictures are in base64.
 """
 
 import base64

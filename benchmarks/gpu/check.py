@@ -1,17 +1,17 @@
-"""What a GPU machine makes of local training: one script, generated data, nothing to install but PyTorch and NumPy.
+"""Measure local training on a GPU. The data are generated, and only PyTorch and NumPy must be installed.
 
-- a ResNet-18 client's epoch in the client's own loop over a bare loop's, both in bf16 autocast (`amp = bf16`), channels
-  last, with the data on the device; and the own loop in float32;
-- what GCSA, RCSA and HPCL + HPAL add to a step;
-- memory after each of 20 rounds, in which clients' models take turns on the device;
-- small clients of one architecture trained as one program over the same one after the other, in float32. On a GPU
-  `cohort` is off (docs/adr/0008-cohort.md): this says whether it should be.
+- An epoch of ResNet-18 in the training loop of a client, compared with an epoch in a bare loop. Both use bf16 autocast
+  (`amp = bf16`), channels last and data on the device. The client's loop is also timed in float32.
+- What GCSA, RCSA and HPCL + HPAL add to a training step.
+- Memory after each of 20 rounds, in which the models of the clients take turns on the device.
+- Small clients of one architecture in float32: trained together as one program (`cohort = on`), and one after the
+  other. Clients on a GPU do not train together (docs/adr/0008-cohort.md). These figures show whether they should.
 
     python benchmarks/gpu/check.py [--small] [--device cuda] [--output FILE]
 
-``make gpu-check`` runs it; with ``PYTHON=...`` by another interpreter than the first that is found. Without a GPU it
-says so and runs small, on the CPU, with the project's small ResNet: that shows that it works, and no figure of it means
-anything. Without torchvision that ResNet is taken, too.
+``make gpu-check`` runs this script. ``PYTHON=...`` names another interpreter. Without a GPU the script says so and does
+a small run on the CPU with the project's small ResNet. That run shows that the script works; its figures mean nothing.
+Without torchvision the script takes the small ResNet as well.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # nothing is installed
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "speed")]  # nothing is installed
 MISSING = [name for name in ("torch", "numpy") if not find_spec(name)]
 if MISSING or sys.version_info < (3, 11):
     sys.exit(
@@ -37,10 +37,11 @@ if MISSING or sys.version_info < (3, 11):
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from settings import plain_settings  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from client_app.batched import Member, train_cohort  # noqa: E402
-from client_app.training import Alignment, Anchoring, LocalSettings, extract, train  # noqa: E402
+from client_app.training import Alignment, Anchoring, extract, train  # noqa: E402
 from isoproto.data import ClientData  # noqa: E402
 from isoproto.losses import LOSSES  # noqa: E402
 from isoproto.losses.anchors import Anchors  # noqa: E402
@@ -49,7 +50,7 @@ from models import FeatureModel, ModelSpec, create_model  # noqa: E402
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run."""
+    """How large the measurement is."""
 
     samples: int
     batch: int
@@ -64,6 +65,7 @@ class Size:
 
 FULL = Size(12800, batch=128, classes=100, width=512, turns=7, rounds=20, clients=4, model="resnet18", small_clients=32)
 SMALL = Size(24, batch=8, classes=6, width=32, turns=1, rounds=2, clients=2, model="resnet", small_clients=3)
+RATE = 0.01  # learning rate of every kind of training
 TARGETS = {
     "epoch over a bare loop": 1.10,
     "step with an alignment": 1.05,
@@ -80,29 +82,15 @@ def make_data(size: Size, device: torch.device) -> ClientData:
     return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(size.classes))))
 
 
-def settings(batch: int, amp: str = "bf16") -> LocalSettings:
-    """One epoch of SGD."""
-    return LocalSettings(
-        epochs=1,
-        batch_size=batch,
-        optimizer="sgd",
-        learning_rate=0.01,
-        momentum=0.9,
-        weight_decay=0.0,
-        proto_source="post-eval",
-        amp=amp,
-    )
-
-
 def make_model(size: Size, device: torch.device, seed: int) -> tuple[str, FeatureModel]:
-    """Its model, or the small ResNet where torchvision is missing, placed as a client places it."""
+    """Return the name and the model to measure, placed as a client places it; the small ResNet without torchvision."""
     name = size.model if find_spec("torchvision") else "resnet"
     model = create_model(name, ModelSpec(3, 32, 32, size.width, size.classes), seed)
     return name, model.place(device, rearrange=True)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call until the device has finished."""
+    """Return the seconds of a call, including the time until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -113,9 +101,9 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
-    """An epoch as one would write it without a federation."""
+    """Train for one epoch as a script without a federation would."""
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, fused=True)
     for index in torch.randperm(len(data.train_y), device=data.train_y.device).split(size.batch):
         with torch.autocast(data.train_x.device.type, torch.bfloat16):
             loss = functional.cross_entropy(model(data.train_x[index].float() / 255), data.train_y[index])
@@ -125,7 +113,7 @@ def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
 
 
 def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Arguments of ``train`` by kind of step."""
+    """Return the arguments of ``train`` for each kind of step."""
     prototypes = torch.randn(size.classes, size.width, generator=torch.Generator().manual_seed(1)).to(device)
     present = torch.ones(size.classes, dtype=torch.bool, device=device)
     kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
@@ -139,7 +127,10 @@ def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
 
 
 def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
-    """Median seconds of an epoch of each kind, taking turns, and ratios to the bare loop and to cross-entropy."""
+    """Return the median seconds of an epoch of each kind, and their ratios to the bare loop and to cross-entropy.
+
+    The kinds take turns, so that all of them see the same machine.
+    """
     data, kinds = make_data(size, device), make_kinds(size, device)
     names = ["bare", "float32", *kinds]
     architecture, _ = make_model(size, device, seed=0)
@@ -150,15 +141,15 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
         if name == "bare":
             bare_epoch(models[name], data, size)
         elif name == "float32":
-            train(models[name], data, settings(size.batch, amp="off"), alignment=None, generator=generator)
+            train(models[name], data, plain_settings(size.batch, RATE), alignment=None, generator=generator)
         else:
-            train(models[name], data, settings(size.batch), generator=generator, **kinds[name])
+            train(models[name], data, plain_settings(size.batch, RATE, amp="bf16"), generator=generator, **kinds[name])
 
     found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(size.turns + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             measured = seconds(lambda name=name, turn=turn: epoch(name, turn), device)
-            if turn:  # the first one warms up
+            if turn:  # the first turn is the warm-up
                 found[name].append(measured)
 
     def ratio(name: str, reference: str) -> float:
@@ -174,14 +165,14 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
 
 
 def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
-    """MiB on the device after each round of clients that come and go; on a CPU nothing is counted."""
+    """Return the MiB on the device after each round, in which every client's model comes and goes; nothing on a CPU."""
     data, host = make_data(size, device), [make_model(size, device, i)[1].cpu() for i in range(size.clients)]
     after, peak = [], 0.0
     for number in range(size.rounds):
         for index, model in enumerate(host):
             model.to(device)
             generator = torch.Generator().manual_seed(number)
-            train(model, data, settings(size.batch), alignment=None, generator=generator)
+            train(model, data, plain_settings(size.batch, RATE, amp="bf16"), alignment=None, generator=generator)
             extract(model, data.train_x)
             host[index] = model.cpu()
         if device.type == "cuda":
@@ -190,14 +181,17 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
     return {"MiB after each round": after, "peak MiB": peak, "growth MiB": after[-1] - after[0] if after else None}
 
 
-def measure_cohort(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
-    """Median seconds of local training of small clients, 15 to 60 pictures each in batches of 10, both ways."""
+def measure_batched(size: Size, device: torch.device) -> dict[str, dict[str, float]]:
+    """Return the seconds of training small clients together and one by one, for each architecture.
+
+    Each client has 15 to 60 pictures and trains in batches of 10.
+    """
     return {name: together_and_apart(name, size, device) for name in ("mlp", "tiny_cnn")}
 
 
 def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str, float]:
-    """The same for one architecture; both ways begin with the same weights and must end with the same."""
-    spec, own = ModelSpec(1, 32, 32, 128, 10), settings(10, amp="off")
+    """Return the seconds of both ways for one architecture, and how far their final weights differ."""
+    spec, own = ModelSpec(1, 32, 32, 128, 10), plain_settings(10, RATE)
     models = [create_model(name, spec, seed).place(device, rearrange=True) for seed in range(size.small_clients)]
     starts = [{key: tensor.detach().clone() for key, tensor in model.named_parameters()} for model in models]
     source = torch.Generator().manual_seed(0)
@@ -220,7 +214,7 @@ def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str,
         ]
         return [trained.parameters for trained in train_cohort(models[0], members, own)]
 
-    loop, program = (one_by_one(), together())  # both warm up
+    loop, program = (one_by_one(), together())  # this first call of each is the warm-up
     apart = max(
         float((one[key] - other[key]).detach().abs().max())
         for one, other in zip(loop, program, strict=True)
@@ -232,7 +226,7 @@ def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str,
 
 
 def check(size: Size, device: torch.device) -> dict[str, Any]:
-    """All measurements."""
+    """Run all measurements."""
     epochs, memory = measure_epochs(size, device), measure_memory(size, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     machine = {
@@ -243,12 +237,12 @@ def check(size: Size, device: torch.device) -> dict[str, Any]:
         "python": sys.version.split()[0],
     }
     sizes = {field: getattr(size, field) for field in Size.__dataclass_fields__}
-    found = {**epochs, "memory": memory, "cohort": measure_cohort(size, device)}
+    found = {**epochs, "memory": memory, "cohort": measure_batched(size, device)}
     return {"command": "make gpu-check", "machine": machine, "size": sizes, "targets": TARGETS, **found}
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results for people."""
+    """Return the results as text for people."""
     targets, memory = results["targets"], results["memory"]
     lines = [f"{results['machine']['processor']}, PyTorch {results['machine']['torch']}, {results['model']}"]
     lines += [f"{name:24} {1e3 * value:10.1f} ms per epoch" for name, value in results["seconds per epoch"].items()]

@@ -1,4 +1,6 @@
-"""Seconds of a server to fold in 1,000 replies with 20 classes each, d = 512: averages, frames, gradient matching.
+"""Measure the seconds a server takes for 1,000 replies with 20 classes each and d = 512.
+
+Its work is to average prototypes and gradients, to find the common frame, and to match gradients.
 
 python benchmarks/speed/aggregate.py [--repeats 5] [--force]
 """
@@ -19,7 +21,7 @@ CLIENTS, CLASSES, HELD, WIDTH, TARGET = 1000, 100, 20, 512, 1.0
 
 
 def make_replies() -> list[hyper.Sent]:
-    """What the clients send, each for its own 20 of 100 classes, in its own coordinates."""
+    """Return what the clients send: each holds 20 of 100 classes and uses other coordinates than the others."""
     generator = torch.Generator().manual_seed(0)
     true = torch.randn(CLASSES, WIDTH, generator=generator)
     replies = []
@@ -34,14 +36,14 @@ def make_replies() -> list[hyper.Sent]:
 
 
 def averages(replies: list[hyper.Sent]) -> None:
-    """Prototypes and gradients, averaged in the clients' coordinates."""
+    """Average prototypes and gradients in the coordinates of the clients."""
     average_prototypes([s.contribution for s in replies], CLASSES, WIDTH)
     rows = [s.contribution._replace(means=s.gradients) for s in replies if s.gradients is not None]
     average_prototypes(rows, CLASSES, WIDTH, weighting="uniform")
 
 
 def flagship(replies: list[hyper.Sent], frame: str) -> Callable[[], object]:
-    """A round of the flagship after the first: relations, frame, gradient matching."""
+    """Return the server's work in a later round of isoproto: relations, frame, gradient matching."""
     asked = RunConfig(strategy="isoproto", frame=frame, feature_dim=WIDTH)
     config = STRATEGIES["isoproto"].resolve(asked)
     state = hyper.relate(ServerState.start(CLASSES, WIDTH), config, replies)

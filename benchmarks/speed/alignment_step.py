@@ -1,9 +1,9 @@
-"""Seconds of a training step with an alignment over those of one with cross-entropy alone.
+"""Measure how much longer a training step takes with an alignment than with cross-entropy alone.
 
-Reference work (design.md 7): batches of 100 pictures 32x32x3, d = 512, C = 100, the small CNN and ResNet-18, one
-thread. Alignments: GCSA and RCSA at both levels, HPCL + HPAL. Whole epochs of the client's own training loop are
-timed, what is prepared for their batches included. The kinds of step take turns, one epoch each, so that all of them
-see the same machine; a ratio is the median over the turns of one turn's ratio.
+Reference work: batches of 100 pictures 32x32x3, d = 512, C = 100, the small CNN and ResNet-18, one thread. The
+alignments are GCSA and RCSA at both levels, and HPCL + HPAL. The script times whole epochs of the client's training
+loop, which includes preparing the batches. The kinds of step take turns, one epoch each, so that all of them see the
+same machine. A ratio is computed in every turn; the result is the median of these ratios.
 
     python benchmarks/speed/alignment_step.py [--turns 9] [--force]
 """
@@ -25,7 +25,11 @@ from isoproto.losses.anchors import Anchors
 from models import ModelSpec
 
 BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05
-STEPS = {"cnn": 10, "cnn4": 5, "resnet18": 2}  # of an epoch: short turns, but more than a timer's noise
+STEPS = {
+    "cnn": 10,
+    "cnn4": 5,
+    "resnet18": 2,
+}  # in an epoch: few, so that turns are short, but enough to exceed the noise of a timer
 SETTINGS = plain_settings(BATCH, 0.01)
 
 
@@ -38,7 +42,7 @@ def make_data(steps: int) -> ClientData:
 
 
 def make_kinds() -> dict[str, dict[str, Any]]:
-    """Arguments of ``train`` by kind of step; the first is the reference."""
+    """Return the arguments of ``train`` for each kind of step; the first kind is the reference."""
     prototypes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1))
     present = torch.ones(CLASSES, dtype=torch.bool)
     kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
@@ -53,7 +57,7 @@ def make_kinds() -> dict[str, dict[str, Any]]:
 
 
 def measure(architecture: str, turns: int) -> dict[str, dict[str, float]]:
-    """Median milliseconds of a step of each kind, and its ratio."""
+    """Return the median milliseconds of a step of each kind, and its ratio to cross-entropy."""
     steps = STEPS[architecture]
     data, kinds = make_data(steps), make_kinds()
     spec = ModelSpec(3, 32, 32, WIDTH, CLASSES)
@@ -65,7 +69,7 @@ def measure(architecture: str, turns: int) -> dict[str, dict[str, float]]:
             generator = torch.Generator().manual_seed(turn)
             began = time.perf_counter()
             train(models[kind], data, SETTINGS, generator=generator, **kinds[kind])
-            if turn:  # the first one warms up
+            if turn:  # the first turn is the warm-up
                 seconds[kind].append((time.perf_counter() - began) / steps)
     reference = seconds["cross-entropy"]
     return {

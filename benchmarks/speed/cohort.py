@@ -1,10 +1,12 @@
-"""How many times faster small clients train as one program than one after the other, on one thread.
+"""Measure how many times faster small clients train together as one program than one after the other.
 
-Reference work: 32 clients of 15 to 60 samples of 1x32x32 pixels, batches of 10, one epoch, SGD with momentum, feature
-width 128, ten classes; without alignment, with FedSAF's, and with one client alone. Both ways must give the same
-weights. ``step`` is another question: what one step of 16 clients gains if ``torch.vmap`` makes one program of it, for
-any architecture, with its convolutions grouped (oneDNN), or written as batched products of patches. Only the step: no
-optimiser that is shared, no batch that is shorter than another.
+Reference work on one thread: 32 clients with 15 to 60 samples of 1x32x32 pixels, batches of 10, one epoch, SGD with
+momentum, feature width 128, ten classes. There are rows without alignment, with FedSAF's alignment, and with a single
+client. Both ways must give the same weights.
+
+``step`` answers another question: how much faster is one step of 16 clients if ``torch.vmap`` makes one program of it?
+This works for any architecture. Convolutions are either grouped (oneDNN) or written as batched products of patches.
+All batches have the same length here.
 
     python benchmarks/speed/cohort.py [--repeats 7] [--force]
 """
@@ -35,12 +37,12 @@ SETTINGS = plain_settings(BATCH, 0.02)
 
 
 def generator(seed: int) -> torch.Generator:
-    """A source of its own."""
+    """Return a new source of random numbers."""
     return torch.Generator().manual_seed(seed)
 
 
 def client_data(seed: int, device: torch.device) -> ClientData:
-    """A small client; its pictures are noise."""
+    """Return the data of a small client; the pictures are noise."""
     samples = int(torch.randint(15, 61, (), generator=generator(seed)))
     x = torch.randint(0, 256, (samples, 1, 32, 32), generator=generator(seed), dtype=torch.uint8)
     y = torch.randint(0, CLASSES, (samples,), generator=generator(seed))
@@ -48,7 +50,7 @@ def client_data(seed: int, device: torch.device) -> ClientData:
 
 
 def alignment(name: str, device: torch.device) -> Alignment | None:
-    """What FedSAF aligns to, or nothing."""
+    """Return what FedSAF aligns to, or None without an alignment."""
     if name == "none":
         return None
     prototypes, present = torch.randn(CLASSES, WIDTH, generator=generator(0)), torch.ones(CLASSES, dtype=torch.bool)
@@ -57,7 +59,7 @@ def alignment(name: str, device: torch.device) -> Alignment | None:
 
 
 def seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each, in turn, until the GPU has finished where there is one."""
+    """Return the median seconds of each function, including the time until a GPU has finished."""
     if not torch.cuda.is_available():
         return median_seconds(functions, repeats)
 
@@ -69,7 +71,7 @@ def seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[flo
 
 
 def whole_training(name: str, loss: str, clients: int, device: torch.device, repeats: int) -> dict[str, float]:
-    """Milliseconds per client both ways, and how far their weights are apart."""
+    """Return the milliseconds per client both ways, and how far the resulting weights differ."""
     spec = ModelSpec(1, 32, 32, WIDTH, CLASSES)
     models = [create_model(name, spec, seed).to(device) for seed in range(clients)]
     starts = [{key: t.detach().clone() for key, t in model.named_parameters()} for model in models]
@@ -96,12 +98,12 @@ def whole_training(name: str, loss: str, clients: int, device: torch.device, rep
     )
     if apart > 1e-5:
         raise AssertionError(f"{name}, {loss}: weights differ by {apart}")
-    loop, cohort = seconds([one_by_one, together], repeats)
-    return {"loop": 1e3 * loop / clients, "cohort": 1e3 * cohort / clients, "ratio": loop / cohort, "apart": apart}
+    loop, batched = seconds([one_by_one, together], repeats)
+    return {"loop": 1e3 * loop / clients, "cohort": 1e3 * batched / clients, "ratio": loop / batched, "apart": apart}
 
 
 def products(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A convolution as a product of patches; ``torch.vmap`` makes it a batched one."""
+    """Compute a convolution as a product of patches, which ``torch.vmap`` turns into a batched product."""
     if self.groups != 1:
         return functional.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
     sides = zip(x.shape[2:], self.padding, self.kernel_size, self.stride, strict=True)
@@ -114,7 +116,7 @@ def products(self: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def one_step(name: str, repeats: int) -> dict[str, float]:
-    """Microseconds per client of a step in a loop, and how many times faster ``torch.vmap`` is."""
+    """Return the microseconds per client of a step in a loop, and how many times faster ``torch.vmap`` is."""
     spec = ModelSpec(3, 32, 32, WIDTH, CLASSES)
     models = [create_model(name, spec, seed).train() for seed in range(STEP_CLIENTS)]
     x = torch.rand(STEP_CLIENTS, BATCH, 3, 32, 32, generator=generator(0))
@@ -139,8 +141,8 @@ def one_step(name: str, repeats: int) -> dict[str, float]:
         with mock.patch.object(nn.Conv2d, "_conv_forward", products):
             together(models[0])
 
-    looped, grouped, batched = seconds([loop, lambda: together(models[0]), patched], repeats)
-    return {"loop": 1e6 * looped / STEP_CLIENTS, "grouped": looped / grouped, "products": looped / batched}
+    looped, grouped, multiplied = seconds([loop, lambda: together(models[0]), patched], repeats)
+    return {"loop": 1e6 * looped / STEP_CLIENTS, "grouped": looped / grouped, "products": looped / multiplied}
 
 
 def main() -> None:

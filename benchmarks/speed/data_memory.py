@@ -1,9 +1,11 @@
-"""Memory of worker processes that all use one data set: what each holds alone, and its share of what all hold.
+"""Measure the memory of worker processes that all use one data set.
+
+Some memory belongs to one worker alone; the rest is shared by all.
 
 python benchmarks/speed/data_memory.py [--workers 4] [--pictures 50000] [--data NAME --data-dir DIR]
 
-Every worker reads all pictures and keeps the data of one client, as in a simulation. By default the set is made up
-and as large as CIFAR-10. Figures are differences to the same process before it has read anything.
+Every worker reads all pictures and keeps the data of one client, as in a simulation. The default data set is random and
+as large as CIFAR-10. Figures are differences to the same process before it has read anything.
 """
 
 import argparse
@@ -23,7 +25,7 @@ CLIENTS = 200
 
 
 def resident() -> dict[str, float]:
-    """MiB of this process: its own alone (USS), and with its share of what others map too (PSS)."""
+    """Return the MiB of this process: what only it holds (USS), and that plus its share of shared memory (PSS)."""
     fields = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, amount, _ = line.split()
@@ -32,8 +34,8 @@ def resident() -> dict[str, float]:
 
 
 def work(client: int, name: str, folder: str, together: Barrier, results: Any) -> None:
-    """Use the set as a worker does, and measure while all others hold it too."""
-    use("digits4", "", 0)  # what is not the set's own: libraries' code, and what torch sets up on first use
+    """Use the data set as a worker does, and measure while all other workers hold it too."""
+    use("digits4", "", 0)  # loads libraries, and lets torch set up what it needs, so that neither is counted
     before = resident()
     together.wait()
     held = use(name, folder, client)
@@ -45,16 +47,16 @@ def work(client: int, name: str, folder: str, together: Barrier, results: Any) -
 
 
 def use(name: str, folder: str, client: int) -> tuple[Dataset, ClientData]:
-    """Read every picture once, and return the set and the data of one client."""
+    """Read every picture once, and return the data set and the data of one client."""
     dataset = load_dataset(name, folder)
     for part in dataset.x.split(1000):
-        part.max()  # unlike a sum, needs no wider copy
+        part.max()  # a sum would make a wider copy
     shares = split_clients(dataset, partition="iid", clients=CLIENTS, seed=1)
     return dataset, client_data(dataset, shares[client])
 
 
 def make_up(folder: Path, pictures: int) -> str:
-    """Write a set of so many random pictures of CIFAR-10's size."""
+    """Write a data set of random pictures of 32x32x3, as in CIFAR-10, and return its name."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (pictures, 32, 32, 3), np.uint8)
     classes = np.array([str(label) for label in range(10)])

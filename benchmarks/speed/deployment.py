@@ -1,9 +1,9 @@
-"""Seconds of a round in a deployment with next to nothing to train, and where they go.
+"""Measure where the seconds of a round go in a deployment whose clients have almost nothing to train.
 
-A SuperLink and two SuperNodes (`isoproto node`) as processes on this machine, without TLS. Flower starts a process per
-message on a node; each notes by itself when it was started, when it had Flower's modules and the message, when it had
-ours and torch, how long it took for its data and for the round, and when it ended. What is left of a round is waiting:
-a SuperNode asks the SuperLink for messages every 3 s, and looks for the answer of its process every 0.5 s.
+The SuperLink and two SuperNodes (`isoproto node`) are processes on this machine, without TLS. A node starts a process
+for each message. Each process notes when it started, when it had Flower's modules and the message, when it had our
+modules and torch, how long data and training took, and when it ended. The rest of a round is waiting: a SuperNode asks
+the SuperLink for messages every 3 s, and checks every 0.5 s whether its process has answered.
 
     python benchmarks/speed/deployment.py [--rounds 8] [--force]
 """
@@ -23,7 +23,7 @@ from tests.e2e.processes import flower_environment, flwr, free_port, isoproto, l
 
 NODES = 2
 SETTINGS = "data='digits4' partition='iid' max-samples=80 models='mlp' feature-dim=32 strategy='isoproto'"
-# Python runs a module of this name in every process that it starts.
+# Python runs this module, `sitecustomize`, at the start of every process.
 NOTES = """
 import sys
 
@@ -100,10 +100,10 @@ def federate(folder: Path, rounds: int) -> Path:
 
 
 def figures(done: Path, notes: Path) -> dict[str, Any]:
-    """Median seconds of a round after the first, and of the parts of a message's process."""
+    """Return the median seconds of a round without the first, and of the parts of a process that answers a message."""
     ends = [line["seconds"]["since_start"] for line in lines(done, "round")]
     found = [json.loads(path.read_text()) for path in notes.iterdir()]
-    processes = [one for one in found if "answer" in one]  # the others were asked who they are
+    processes = [one for one in found if "answer" in one]  # the others answered the query before round 1
     parts = {
         "Python starts": lambda one: one["python"] - one["started"],
         "Flower is imported and fetches message and app": lambda one: one["fetched"] - one["python"],

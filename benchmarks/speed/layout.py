@@ -1,7 +1,8 @@
-"""Seconds of local training with pictures and weights laid out as they train, over torch's default layout.
+"""Measure how much the order of pictures and weights in memory changes the seconds of local training.
 
-On a CPU a client's model has its channels last (``FeatureModel.place``). The same training and one evaluation in both
-layouts take turns, one thread; a ratio is the median over the turns of one turn's ratio.
+On a CPU a client stores the channels last (``FeatureModel.place``); torch's default stores them first. Both layouts do
+the same training and one evaluation in turns, on one thread. A ratio is computed in every turn; the result is the
+median of these ratios.
 
     python benchmarks/speed/layout.py [--turns 7] [--force]
 """
@@ -20,7 +21,7 @@ from isoproto.data import ClientData
 from models import ModelSpec, create_model
 
 CLASSES, WIDTH = 10, 128
-# Model, sides of a picture, batch size, samples.
+# Model, side of a picture in pixels, batch size, samples.
 WORK = (
     *((name, 32, 32, 300) for name in ("cnn", "resnet", "mobilenet", "inception")),
     *((name, 32, 10, 300) for name in ("cnn", "resnet", "mobilenet", "inception")),
@@ -33,7 +34,7 @@ WORK = (
 
 
 def measure(name: str, side: int, batch: int, samples: int, turns: int) -> dict[str, float]:
-    """Median seconds of an epoch and an evaluation in both layouts, and their ratio."""
+    """Return the median seconds of an epoch and an evaluation in both layouts, and their ratio."""
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randint(0, 256, (samples, 3, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, CLASSES, (samples,), generator=generator)
@@ -48,7 +49,7 @@ def measure(name: str, side: int, batch: int, samples: int, turns: int) -> dict[
             train(model, data, settings, None, torch.Generator().manual_seed(turn))
             extract(model, pictures)
             found.append(time.perf_counter() - began)
-    plain, placed = (found[1:] for found in seconds)  # the first turn warms up
+    plain, placed = (found[1:] for found in seconds)  # the first turn is the warm-up
     return {
         "default": statistics.median(plain),
         "placed": statistics.median(placed),

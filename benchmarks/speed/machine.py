@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: an idle machine, its name, and the results file."""
+"""Functions that all speed benchmarks use: check that the machine is idle, measure, write results."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _BUSY_PERCENT = 15.0
 
 
 def require_idle(force: bool = False) -> None:
-    """Leave with status 2 if other work would spoil the figures."""
+    """Exit with status 2 if the machine is busy, since other work would spoil the figures."""
     busy = psutil.cpu_percent(interval=3.0)
     if busy > _BUSY_PERCENT:
         print(f"the machine is {busy:.0f} % busy (limit {_BUSY_PERCENT:.0f} %); nothing is recorded", file=sys.stderr)
@@ -26,7 +26,10 @@ def require_idle(force: bool = False) -> None:
 
 
 def median_seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each function; they take turns, so that a busy moment is nobody's alone. The first warms up."""
+    """Return the median seconds of each function.
+
+    The functions take turns, so that a busy moment of the machine slows all of them. The first turn is the warm-up.
+    """
     measured: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 1):
         for function, values in zip(functions, measured, strict=True):
@@ -37,7 +40,7 @@ def median_seconds(functions: Sequence[Callable[[], object]], repeats: int) -> l
 
 
 def machine() -> dict[str, Any]:
-    """Return what figures depend on."""
+    """Return what the figures depend on: processor, memory, system, versions."""
     import torch
 
     name = platform.processor()

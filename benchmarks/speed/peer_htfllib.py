@@ -1,14 +1,16 @@
-"""FedProto in HtFLlib and here: seconds per round and accuracy on identical data files, one run after the other.
+"""Compare FedProto in HtFLlib with FedProto here: seconds per round and accuracy on the same data.
 
-Both train the same small CNN (5x5 convolutions of 32 and 64 channels, 512 features) with SGD of the same rate and
-without momentum on the same pictures of the same clients, and test every client in every round, on a CPU. Accuracy is
-that of the nearest global prototype, by which HtFLlib tests FedProto; ours by the models' own heads stands beside it.
-What is left different is each side's own: HtFLlib drops a last batch that is not full and starts all clients with equal
-weights of its own; here a last batch is trained on. HtFLlib takes as many threads as PyTorch gives it.
+The two runs follow each other on a CPU. Both train the same small CNN (5x5 convolutions of 32 and 64 channels, 512
+features) with SGD of the same rate and without momentum. Both have the same pictures in the same clients, and test
+every client in every round. HtFLlib tests FedProto by the nearest global prototype, so this accuracy is compared; the
+accuracy of our models' heads is given as well. Some differences remain: HtFLlib drops a last batch that is not full,
+and starts all clients with equal weights. Here the last batch is used, and clients start with different weights.
+HtFLlib takes as many threads as PyTorch gives it.
 
     python benchmarks/speed/peer_htfllib.py --checkout PATH [--peer-python PATH/OF/ITS/python] [--rounds 5] [--force]
 
-Nothing of HtFLlib is part of this project. Without a checkout this ends with status 2 and says how to get one.
+Nothing of HtFLlib is part of this project. Without a checkout of it the script exits with status 2 and says how to get
+one.
 """
 
 import argparse
@@ -31,7 +33,8 @@ HOW = """no checkout of HtFLlib at {checkout}: get one and its environment, then
     git clone https://github.com/TsingZ0/HtFLlib
     python benchmarks/speed/peer_htfllib.py --checkout HtFLlib --peer-python PYTHON/WITH/ITS/REQUIREMENTS"""
 
-# Run in its `system` folder. Its own main.py has no family with the small CNN alone and imports all of its methods.
+# Runs in the folder `system` of HtFLlib. We do not use its main.py: that has no model family with only the small CNN,
+# and imports all of its methods.
 LAUNCHER = """
 import argparse, json, sys
 import torch
@@ -42,7 +45,7 @@ FedProto(argparse.Namespace(**json.loads(sys.argv[1])), 0).train()
 
 
 def make_data(clients: int) -> dict[str, np.ndarray]:
-    """Pictures whose class is a colour pattern under noise, client after client."""
+    """Return the pictures of all clients; a class is a colour pattern under noise."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 160, (CLASSES, 32, 32, 3), dtype=np.uint8)
     data: dict[str, np.ndarray] = {"classes": np.array([str(c) for c in range(CLASSES)])}
@@ -56,12 +59,15 @@ def make_data(clients: int) -> dict[str, np.ndarray]:
 
 
 def write_ours(data: dict[str, np.ndarray], path: Path) -> None:
-    """One file for all clients; a client is a domain of it. Which one has which is drawn, and all have one model."""
+    """Write one file for all clients, in which each client is a domain.
+
+    Which client gets which domain is random. That changes nothing, as all clients have the same model.
+    """
     np.savez(path, **data)
 
 
 def write_theirs(data: dict[str, np.ndarray], folder: Path) -> None:
-    """Two files for each client, each a dict of float pictures [n, 3, 32, 32] in [0, 1] and labels [n]."""
+    """Write two files for each client, with float pictures [n, 3, 32, 32] in [0, 1] and labels [n]."""
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True, exist_ok=True)
         for client in range(len(data["domains"])):
@@ -72,7 +78,7 @@ def write_theirs(data: dict[str, np.ndarray], folder: Path) -> None:
 
 
 def peer_arguments(clients: int, rounds: int, batch: int, epochs: int) -> dict[str, Any]:
-    """What its command line would have parsed."""
+    """Return the arguments that the command line of HtFLlib would produce."""
     return {
         "algorithm": "FedProto",
         "models": ["FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"],
@@ -112,10 +118,10 @@ def peer_arguments(clients: int, rounds: int, batch: int, epochs: int) -> dict[s
 
 
 def read_peer(output: str, rounds: int) -> dict[str, Any]:
-    r"""Seconds of its rounds and its accuracy after so many, from what it prints.
+    r"""Read the seconds of HtFLlib's rounds and its final accuracy from its output.
 
-    It tests before it trains, once more than there are rounds. Its first round is left out as a warm-up, and the round
-    after the last test too.
+    HtFLlib tests before it trains, so it tests once more than there are rounds. The first round is the warm-up and is
+    left out. So is the round after the last test.
 
     Example:
         >>> line = "-" * 50
@@ -135,7 +141,7 @@ def read_peer(output: str, rounds: int) -> dict[str, Any]:
 
 
 def read_ours(metrics: str, rounds: int) -> dict[str, Any]:
-    """The same from the lines of a run's metrics; the first round is left out likewise."""
+    """Read seconds and accuracy from the metrics of our run; the first round is left out here, too."""
     lines = [json.loads(line) for line in metrics.splitlines()]
     found = [line for line in lines if line["kind"] == "round"]
     tested = [line for line in lines if line["kind"] == "evaluation"][-1]["clients"]
@@ -153,7 +159,7 @@ def read_ours(metrics: str, rounds: int) -> dict[str, Any]:
 
 
 def run_peer(checkout: Path, python: str, data: dict[str, np.ndarray], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Put the data where it looks for them, and run it."""
+    """Write the data to the folder where HtFLlib looks for them, and run it."""
     write_theirs(data, checkout / "dataset" / NAME)
     asked = peer_arguments(arguments.clients, arguments.rounds, arguments.batch, arguments.epochs)
     command = [python, "-c", LAUNCHER, json.dumps(asked)]

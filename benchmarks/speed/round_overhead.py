@@ -1,12 +1,15 @@
-"""Seconds of a simulated round (Flower, Ray, checks, client models on disk) over a bare training loop's.
+"""Measure how much longer a simulated round takes than a bare training loop with the same work.
 
-Reference work (design.md 7): pictures 32x32x3, 300 to train and 100 to test per client, one epoch, the four demo
-models, class statistics and an evaluation before and after training. Two sizes: 20 clients at B = 32; 200 clients,
-20 % a round, at B = 10. The bare loop is torch with models and float pictures in memory; the faster of one process
-with two threads and two processes with one thread counts. Simulated rounds exchange prototypes; start-up is left out
-on both sides. The memory of all processes is sampled, and workers note where their time goes. Simulated rounds come
-between two bare loops and are divided by the mean of both, twice, since a machine that others share is not equally fast
-all the time; with GCSA, for which there is no target, once.
+A simulated round includes Flower, Ray, all checks, and client models on disk. Reference work: pictures 32x32x3, 300 to
+train and 100 to test per client, one epoch, the four demo models, class statistics, and an evaluation before and after
+training. There are two sizes: 20 clients at B = 32, and 200 clients at B = 10 of which 20 % train in a round.
+
+The bare loop is plain torch with models and float pictures in memory. It runs as one process with two threads and as
+two processes with one thread; the faster form counts. Start-up is left out on both sides. The script samples the memory
+of all processes, and workers note where their time goes.
+
+A shared machine is not equally fast all the time. So each simulation runs between two bare loops and is divided by
+their mean. This is done twice, and once with GCSA, for which there is no target.
 
     python benchmarks/speed/round_overhead.py [--rounds 8] [--repeats 2] [--force]
 """
@@ -58,7 +61,7 @@ def make_data(clients: int, path: Path) -> None:
 
 
 def bare_client(model: nn.Module, data: tuple[torch.Tensor, ...], batch: int) -> None:
-    """One client's round as one would write it without a federation."""
+    """Do the work of one client in a round as a script without a federation would."""
     x, y, test_x, test_y = data
     evaluate(model, test_x, test_y)
     model.train()
@@ -78,7 +81,7 @@ def bare_client(model: nn.Module, data: tuple[torch.Tensor, ...], batch: int) ->
 
 @torch.no_grad()
 def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
-    """Samples that the model gets right."""
+    """Return how many samples the model gets right."""
     model.eval()
     return int((model(x).argmax(dim=1) == y).sum())
 
@@ -102,18 +105,18 @@ def bare_worker(share: list[int], batch: int, rounds: int, threads: int, start: 
 
 
 def deal_out(clients: int, processes: int) -> list[list[int]]:
-    """Whole groups of four architectures to each process, so that their shares weigh the same."""
+    """Deal whole groups of four architectures to each process, so that all processes have equal work."""
     whole = clients // (4 * processes) * 4 * processes
 
     def process(client: int) -> int:
-        # A group that is left over is split: its middle two architectures weigh about as much as the others.
+        # A remaining group is split: its two middle architectures take about as long as the two others.
         return client // 4 % processes if client < whole else int(client % 4 in (1, 2))
 
     return [[client for client in range(clients) if process(client) == p] for p in range(processes)]
 
 
 def bare_loop(clients: int, batch: int, rounds: int, processes: int) -> list[float]:
-    """Seconds of each round with the clients dealt out evenly; a round lasts as long as its slowest process."""
+    """Return the seconds of each round of a bare loop; a round lasts as long as its slowest process."""
     context = multiprocessing.get_context("spawn")
     start, seconds = context.Barrier(processes), context.Queue()
     shares = deal_out(clients, processes)
@@ -130,12 +133,12 @@ def bare_loop(clients: int, batch: int, rounds: int, processes: int) -> list[flo
 
 
 def bare_median(clients: int, size: dict[str, Any], rounds: int, processes: int) -> float:
-    """Median seconds of a round."""
+    """Return the median seconds of a round of a bare loop."""
     return statistics.median(bare_loop(clients, size["batch"], rounds, processes))
 
 
 def simulated(size: dict[str, Any], rounds: int, alignment: str) -> dict[str, Any]:
-    """Seconds of each round under Flower and Ray, where they go, and memory."""
+    """Return the seconds of each round under Flower and Ray, the seconds of its parts, and the memory."""
     with tempfile.TemporaryDirectory(prefix="isoproto-bench-") as scratch, noting(Path(scratch) / "parts"):
         folder = Path(scratch)
         make_data(size["clients"], folder / "pictures.npz")
@@ -212,7 +215,7 @@ def sample_memory(samples: list[tuple[float, float]], stop: threading.Event) -> 
 
 
 def flatness(samples: list[tuple[float, float]]) -> dict[str, float]:
-    """Peak, and the growth of the highest memory between the second and the last quarter of the run."""
+    """Return the peak of the memory, and its maximum in the second and in the last quarter of the run."""
     values = [mib for _, mib in samples]
     quarter = len(values) // 4
     early, late = max(values[quarter : 2 * quarter]), max(values[-quarter:])

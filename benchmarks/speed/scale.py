@@ -1,9 +1,10 @@
-"""Memory, disk and time of many clients: large models on disk, and thousands of small clients.
+"""Measure memory, disk and time of many clients under Flower and Ray.
 
-Large models: 200 clients with a ResNet-18 each (11 million numbers), 20 rounds at 20 %, pictures and data so small that
-a round is seconds; what counts is that memory does not grow, and what lies on the disk. Small clients: 1,000 and 5,000
-with some kilobytes each at 2 %, and 5,000 with as few participants as the 1,000 have: what a round takes must go with
-its participants, not with all clients. Under Flower and Ray, as a user runs it.
+Large models: 200 clients with a ResNet-18 each (11 million numbers), 20 rounds, 20 % of the clients in a round. There
+are few and small pictures, so that a round takes seconds. Here memory must not grow, and the space on the disk counts.
+
+Small clients: 1,000 and 5,000 clients with some kilobytes each, 2 % in a round; and 5,000 clients with as many
+participants as the 1,000 have. Here the time of a round must depend on its participants, not on all clients.
 
     python benchmarks/speed/scale.py [--large-clients 200] [--sizes NAME ...] [--force]
 
@@ -44,11 +45,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "5,000 clients, 0.4 %": {**SMALL, "clients": 5000, "fraction": 0.004},
     "5,000 clients, 2 %": {**SMALL, "clients": 5000, "fraction": 0.02},
 }
-# How much more memory the last quarter of the rounds may take than the second; how much longer than in proportion to
-# its participants a round may take, and how much longer for five times the clients with equally many participants.
+# Each is the largest ratio that is allowed: memory in the last quarter of the rounds to that in the second quarter;
+# seconds per participant with five times as many participants; seconds of a round with five times as many clients, but
+# as many participants.
 TARGETS = {"memory growth": 1.05, "seconds per participant": 1.0, "seconds for clients that rest": 1.1}
 WARM_UP = 2  # first rounds import, load data and fill caches
-GENERATIONS = 2.2  # models of a client on the disk, at most, see client_app/store.py
+GENERATIONS = 2.2  # models of one client on the disk at most, on average (client_app/store.py)
 
 
 def make_data(clients: int, path: Path) -> None:
@@ -90,7 +92,7 @@ def measure(size: dict[str, Any], parent: Path) -> dict[str, Any]:
         each = [later - earlier for earlier, later in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False)]
         first = said("round 1/") - rounds[0]["seconds"]["round"]
         participants = rounds[-1]["clients"]
-        # What comes before takes less, and the report more, whatever the number of rounds is.
+        # The start takes less memory and the report takes more, so neither is counted.
         start, end = said(f"round {WARM_UP}/") - began, said(f"round {size['rounds']}/") - began
         of_rounds = [(at, mib) for at, mib in memory if start < at < end]
         return {
@@ -120,7 +122,7 @@ def measure(size: dict[str, Any], parent: Path) -> dict[str, Any]:
 
 
 def moments(log: Path) -> Any:
-    """Return a function that says when, in seconds since 1970, the first line with some words was logged."""
+    """Return a function that finds the time (seconds since 1970) of the first log line that contains some words."""
     lines = [line for line in log.read_text("utf8").splitlines() if line[:2] == "20"]
 
     def when(words: str) -> float:
@@ -132,13 +134,13 @@ def moments(log: Path) -> Any:
 
 
 def used_mib(path: Path) -> float:
-    """MiB that a file, or a folder's files, take."""
+    """Return the MiB of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return round(sum(file.stat().st_size for file in files) / 2**20, 2)
 
 
 def model_mib(size: dict[str, Any]) -> float:
-    """MiB of the largest of a size's models."""
+    """Return the MiB of the largest model."""
     spec = ModelSpec(1, 16, 16, feature_dim=size["feature-dim"], num_classes=CLASSES)
     states = (create_model(name, spec, seed=0).state_dict() for name in size["models"].split(","))
     return round(max(sum(t.nbytes for t in state.values()) for state in states) / 2**20, 2)

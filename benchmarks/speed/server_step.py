@@ -1,8 +1,9 @@
-"""Seconds of one round of gradient matching over those of double differentiation, one class after the other.
+"""Measure how many times faster gradient matching is than differentiating twice, class by class.
 
-Reference work (design.md 7): C = 100 classes, I = 5 hyper-prototypes each, d = 512, M = 30 steps, float64, random
-head and gradients. The reference is the paper's equations in plain torch with the same threads, in float64 too (which
-is its faster precision here), and must give the same vectors. Beside it, how the time grows with C and with Adam.
+Work: C = 100 classes, I = 5 hyper-prototypes each, d = 512, M = 30 steps, float64, random head and gradients. The
+reference computes the equations of FedHPro (arXiv:2605.13475) in plain torch with the same threads, also in float64,
+which is its faster precision here. Both must give the same vectors. The script also measures how the time grows with C,
+with SGD and with Adam.
 
     python benchmarks/speed/server_step.py [--repeats 5] [--force]
 """
@@ -23,7 +24,7 @@ SCALING = (50, 100, 200, 400)
 
 
 def make_problem(classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Vectors, weight, bias, gradients, present."""
+    """Return vectors, weight and bias of the head, gradients, and which classes are present."""
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(classes, PER_CLASS, WIDTH, generator=generator, dtype=torch.float64)
     weight = torch.randn(classes, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
@@ -32,7 +33,7 @@ def make_problem(classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def class_by_class(vectors: Tensor, weight: Tensor, bias: Tensor, gradients: Tensor, present: Tensor) -> Tensor:
-    """Eqs. (7) to (9) of FedHPro as one would write them down."""
+    """Compute Eqs. (7) to (9) of FedHPro in the most direct way."""
     moved = []
     for c in range(len(vectors)):
         s, labels = vectors[c].clone().requires_grad_(), torch.full((PER_CLASS,), c)

@@ -1,8 +1,8 @@
-"""From the command to a client's first step under Flower and Ray, broken down, and what the client app's import costs.
+"""Measure the time from the command to a client's first training step under Flower and Ray, and import times.
 
-Milestones of a run of 4 clients are seen from outside: a process that appears, a folder, the first model that is
-written (its training is taken off). They are polled, so each is late by up to 0.05 s. Imports are timed in processes
-of their own, taking turns; target: that of `client_app.app` at most 1.5 times that of torch alone.
+The script watches a run of 4 clients from outside. Milestones are a new process, a new folder, and the first model that
+is written, minus its training time. The script looks every 0.05 s, so each milestone is late by up to that. Imports are
+timed in fresh processes that take turns. Target: `client_app.app` takes at most 1.5 times as long as torch alone.
 
     python benchmarks/speed/startup.py [--repeats 5] [--force]
 """
@@ -25,7 +25,7 @@ from machine import ROOT, require_idle, write_results
 from isoproto.engines.flower import run_under_flower
 
 TARGET, POLL_S = 1.5, 0.05
-# What the command line, or the title, of a process holds once a step has been reached.
+# A step has been reached once a process has this text in its command line or title.
 PROCESSES = {
     "SuperLink starts": "flower-superlink",
     "flwr run starts": "flwr run",
@@ -36,14 +36,17 @@ PROCESSES = {
 
 
 def import_seconds(module: str) -> float:
-    """Seconds of an import in a fresh interpreter, measured inside."""
+    """Return the seconds of an import in a fresh interpreter, without the start of the interpreter."""
     code = f"import time; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
 
 def imports(repeats: int) -> dict[str, float]:
-    """Median seconds of both imports, and their ratio turn by turn; the first turn fills the disk's cache."""
+    """Return the median seconds of both imports, and the median of their ratio in each turn.
+
+    The first turn is left out: it fills the cache of the disk.
+    """
     found = [(import_seconds("torch"), import_seconds("client_app.app")) for _ in range(repeats + 1)][1:]
     ratio = statistics.median(ours / torch for torch, ours in found)
     medians = [statistics.median(each) for each in zip(*found, strict=True)]
@@ -51,7 +54,7 @@ def imports(repeats: int) -> dict[str, float]:
 
 
 def watch(seen: dict[str, float], folder: Path, stop: threading.Event) -> None:
-    """Note when each milestone is first seen, in seconds from now."""
+    """Note when each milestone is seen first, in seconds after this call."""
     began, me = time.perf_counter(), psutil.Process()
     while not stop.wait(POLL_S):
         now, lines = time.perf_counter() - began, []
@@ -68,7 +71,7 @@ def watch(seen: dict[str, float], folder: Path, stop: threading.Event) -> None:
 
 
 def start_up() -> dict[str, float]:
-    """Seconds from the command to each milestone."""
+    """Return the seconds from the command to each milestone."""
     with tempfile.TemporaryDirectory(prefix="isoproto-start-") as scratch:
         folder, stop = Path(scratch), threading.Event()
         seen: dict[str, float] = {}
@@ -85,7 +88,7 @@ def start_up() -> dict[str, float]:
         (run,) = (folder / "runs").iterdir()
         lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
         training = next(line["seconds"]["train"] for line in lines if line["kind"] == "round")
-    # Models are written when all clients of a message have trained: at the end of the round's training, nearly.
+    # Models are written when all clients of a message have trained, so nearly at the end of the round's training.
     seen["first step, at the latest"] = max(seen["server app runs"], seen["first model is written"] - training)
     return {**dict(sorted(seen.items(), key=lambda item: item[1])), "the command ends": whole}
 

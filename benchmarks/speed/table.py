@@ -1,7 +1,7 @@
-"""Write docs/performance.md from benchmarks/results/*.json: every figure with its target, and what is behind it.
+"""Write docs/performance.md from benchmarks/results/*.json: every figure, its target, and an explanation.
 
-Tables are made of the JSON alone, and so is whether a target was met. The text around them stands here, one
-``Section`` per benchmark: what was tried, where the time goes, and what a target that was missed would take.
+All figures in tables, and whether a target was met, come from the JSON. The text around the tables is in this file, one
+``Section`` per benchmark: what was tried, where the time goes, and what it would take to reach a missed target.
 
     python benchmarks/speed/table.py
 """
@@ -21,17 +21,17 @@ NEAR_LINEAR = 1.2  # highest power of the number of classes that still counts as
 
 
 class Section(NamedTuple):
-    """A part of the page.
+    """One section of the page, for one benchmark.
 
     Attributes:
-        name: Of the JSON, and of the benchmark unless there is a command.
-        title: Heading.
-        before: What was measured.
-        rows: Lines made of the JSON.
-        meanwhile: What is known while there is no JSON.
-        after: What is behind the figures.
-        missed: What was tried and what it would take, if a target was missed.
-        command: What measures it, if not `python benchmarks/speed/<name>.py`.
+        name: Name of the JSON file without its suffix.
+        title: Heading of the section.
+        before: Text before the figures: what was measured.
+        rows: Function that makes the lines of the figures from the JSON.
+        meanwhile: Text that is shown instead while there is no JSON.
+        after: Text after the figures: what explains them.
+        missed: Text that is shown if a target was missed: what was tried, and what it would take.
+        command: Command that measures; empty for `python benchmarks/speed/<name>.py`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Section(NamedTuple):
 
 
 def verdict(figure: float, target: float, *, at_least: bool = False) -> str:
-    """Return whether a figure reaches a target; it may not be above it, or with ``at_least`` not below."""
+    """Return whether a figure reaches a target: at most the target, or with ``at_least`` at least the target."""
     return "met" if (figure >= target if at_least else figure <= target) else MISSED
 
 
@@ -61,7 +61,7 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def round_overhead(found: dict[str, Any]) -> list[str]:
-    """Ratios to the bare loop, and memory."""
+    """Return the tables of ratios to the bare loop, of memory, and of the parts of a round."""
     rows, memory = [], []
     for name, size in found["sizes"].items():
         plain = size["alignment none"]
@@ -90,7 +90,7 @@ def round_overhead(found: dict[str, Any]) -> list[str]:
 
 
 def where_time_goes(sizes: dict[str, Any]) -> list[str]:
-    """Seconds of each part of a round, of all workers together, where they were noted."""
+    """Return the table of seconds in each part of a round, summed over all workers; nothing if the JSON has none."""
     noted = {name: size["alignment none"]["runs"][-1] for name, size in sizes.items()}
     if not all("parts" in run for run in noted.values()):
         return []
@@ -112,7 +112,7 @@ def where_time_goes(sizes: dict[str, Any]) -> list[str]:
 
 
 def server_step(found: dict[str, Any]) -> list[str]:
-    """Gradient matching against autograd, and how it grows."""
+    """Return the tables of gradient matching: compared with autograd, and by number of classes."""
     ours, theirs, ratio = found["figure"], found["reference"], found["ratio"]
     target = beside(ratio, found["target"], at_least=True)
     few, *_, many = ((int(name.removeprefix("C = ")), s["sgd"]) for name, s in found["scaling"].items())
@@ -137,7 +137,7 @@ def server_step(found: dict[str, Any]) -> list[str]:
 
 
 def aggregate(found: dict[str, Any]) -> list[str]:
-    """Seconds of folding in replies."""
+    """Return the table of seconds that the server takes for 1,000 replies."""
     labels = {
         "averages": "averages of prototypes and gradients alone",
         "isoproto, frame = gram": "a whole fold of `isoproto`: relations, frame, matching",
@@ -151,7 +151,7 @@ def aggregate(found: dict[str, Any]) -> list[str]:
 
 
 def alignment_step(found: dict[str, Any]) -> list[str]:
-    """Ratios to cross-entropy by model and kind of step."""
+    """Return the table of ratios to cross-entropy, by model and kind of step."""
     target = found["target"]
     kinds = [kind for kind in next(iter(found["models"].values())) if kind != "cross-entropy"]
     rows = [
@@ -167,7 +167,7 @@ def alignment_step(found: dict[str, Any]) -> list[str]:
 
 
 def layout(found: dict[str, Any]) -> list[str]:
-    """Seconds in both layouts."""
+    """Return the table of seconds in both layouts."""
     rows = [
         [name, f"{row['default']:.3f}", f"{row['placed']:.3f}", f"{row['ratio']:.2f}"]
         for name, row in found["models"].items()
@@ -175,9 +175,9 @@ def layout(found: dict[str, Any]) -> list[str]:
     return grid(["model, picture, batch", "torch's default, s", "channels last, s", "ratio"], rows)
 
 
-def cohort(found: dict[str, Any]) -> list[str]:
-    """Whole trainings both ways by device, and single steps."""
-    # The targets are for a full cohort with cross-entropy alone; the rest is never to be slower than one by one.
+def batched(found: dict[str, Any]) -> list[str]:
+    """Return the tables of clients that train together: whole trainings by device, and single steps."""
+    # The targets are for 32 clients with cross-entropy alone. All other rows must not be slower than one by one.
     targets = {f"{name}, 32 clients, none": target for name, target in found["targets"].items()}
     rows = []
     for device in ("cpu", "cuda"):
@@ -200,7 +200,7 @@ def cohort(found: dict[str, Any]) -> list[str]:
 
 
 def wire(found: dict[str, Any]) -> list[str]:
-    """Bytes of replies, and of a broadcast."""
+    """Return the table of bytes of replies, and the bytes of a broadcast."""
     most, few, small = found["targets"].values()
     rows = []
     for kind in ("prototypes", "prototypes and gradients"):
@@ -220,7 +220,7 @@ def wire(found: dict[str, Any]) -> list[str]:
 
 
 def rounding(found: dict[str, Any]) -> list[str]:
-    """Accuracy and bytes by what rows travel in, and how far a run is from float32 of the same seed."""
+    """Return the table of accuracy and bytes by `wire.dtype`, with differences to float32 for the same seed."""
     runs: dict[str, dict[str, Any]] = {}
     for name, cell in found["cells"].items():
         dtype, seed = name.split(" | ")
@@ -239,7 +239,7 @@ def rounding(found: dict[str, Any]) -> list[str]:
 
 
 def startup(found: dict[str, Any]) -> list[str]:
-    """Milestones, and the import."""
+    """Return the tables of milestones and of import times."""
     imports = found["imports"]
     return [
         *grid(["milestone", "s after the command"], [[name, f"{s:.1f}"] for name, s in found["milestones"].items()]),
@@ -260,7 +260,7 @@ def startup(found: dict[str, Any]) -> list[str]:
 
 
 def scale(found: dict[str, Any]) -> list[str]:
-    """Rounds of thousands of clients; memory and disk of all sizes; what goes with what."""
+    """Return the tables of time, memory and disk for many clients, and how the time grows."""
     sizes, targets = found["sizes"], found["targets"]
     rounds, memory = [], []
     for name, size in sizes.items():
@@ -317,7 +317,7 @@ def scale(found: dict[str, Any]) -> list[str]:
 
 
 def deployment(found: dict[str, Any]) -> list[str]:
-    """Seconds of a round, of a message's process and its parts."""
+    """Return the table of seconds of a round, of a process that answers a message, and of its parts."""
     whole, process = found["round"], found["process"]
     rows = [
         ("**a round**", whole),
@@ -329,7 +329,7 @@ def deployment(found: dict[str, Any]) -> list[str]:
 
 
 def data_memory(found: dict[str, Any]) -> list[str]:
-    """MiB of the worst of some workers."""
+    """Return the table of the MiB of the worker that takes most."""
     figures = found["figures"]
     return [
         f"{found['workers']} workers, {found['pictures_mib']:g} MiB of pictures:",
@@ -346,7 +346,7 @@ def data_memory(found: dict[str, Any]) -> list[str]:
 
 
 def peer_htfllib(found: dict[str, Any]) -> list[str]:
-    """Seconds of a round and accuracy on both sides."""
+    """Return the table of seconds of a round and accuracy, for HtFLlib and for this project."""
     rows, theirs = [], found["runs"]["htfllib"]["accuracy"]
     for name, run in found["runs"].items():
         faster, accuracy, own = run["times faster"], f"{run['accuracy']:.4f}", run.get("accuracy by its head")
@@ -360,7 +360,7 @@ def peer_htfllib(found: dict[str, Any]) -> list[str]:
 
 
 def gpu(found: dict[str, Any]) -> list[str]:
-    """Ratios of a client's epoch, of alignments, of small clients together, and memory."""
+    """Return the table of figures on a GPU: a client's epoch, alignments, small clients together, memory."""
     targets, memory = found["targets"], found["memory"]
     epoch, step, growth, together = targets.values()
     bare, narrow = found["epoch over a bare loop"], found["bf16 over float32"]
@@ -426,10 +426,10 @@ One round of C = 100 classes, K = 5 hyper-prototypes each, d = 512, M = 30 steps
 equations class by class with autograd, which give the same vectors.""",
         server_step,
         missed="""\
-Why it is not near linear in C: the gradient of one class goes through a softmax over all of them, so a step is a
-product of `[C K, C]` and `[C, C]`, which grows with the cube of C, or of `[C K, C]` and `[C, d]`, with its square. Up
-to C = 100 what it costs to start operations hides that; class by class it is the square, too. What it would take:
-logits of a few nearest classes only, which is another method, or the product over d as soon as C is above it.
+Why it is not near linear in C: the gradient of one class goes through a softmax over all classes. So a step is either a
+product of `[C K, C]` and `[C, C]`, which grows with the cube of C, or of `[C K, C]` and `[C, d]`, which grows with its
+square. Up to C = 100 the cost of starting operations hides that. Class by class the time grows with the square, too.
+What it would take: logits of a few nearest classes only, which is another method; or the product over d where C > d.
 Not tried.""",
     ),
     Section(
@@ -457,13 +457,15 @@ Measured by hand over 8 turns, while nothing else was to run but without the ben
 `cnn4` (98.8 ms) 1.022, 1.019, 1.010; `resnet18` (583 ms) 1.003, 0.998, 1.000.""",
         missed="""\
 An alignment costs 1.5 to 2 ms a step whatever the model is, so only a model whose step takes less than 40 ms misses the
-target. Called again and again its operations take less, what they touch being in the cache: 1.0 ms GCSA, 1.15 RCSA, of
-which 0.3 are the two products with the features that nothing can avoid, and 0.07 those that average over classes;
-behind a model's backward pass they take half as long again. Tried: neither level's gradient, nor the samples' own
-level, goes through products any more (1.3 ms before, of either; in the step, half a point of the ratio at most); both
-terms' gradients are added up before their product with the features. Tried without a difference that could be told
-from noise: a C library that gives no memory back to the system, and gradients handed to autograd beside those of the
-cross-entropy in place of a function of its own. What it would take: a compiled kernel in place of some forty small
+target. Called in a loop, with all data in the cache, its operations take less: 1.0 ms for GCSA and 1.15 ms for RCSA. Of
+that, 0.3 ms are the two products with the features, which nothing can avoid, and 0.07 ms the averages over classes.
+After the backward pass of a model they take half as long again.
+
+Two changes helped a little. The gradients of both levels, and the level of the samples, are computed without matrix
+products; these took 1.3 ms before, which is at most half a point of the ratio. The gradients of both terms are added
+before they are multiplied with the features. Two changes made no difference that exceeds the noise: a C library that
+keeps freed memory, and gradients that go to autograd together with those of the cross-entropy instead of through a
+function of their own. What it would take: a compiled kernel in place of some forty small
 operations.""",
     ),
     Section(
@@ -494,22 +496,22 @@ with their channels last, as clients train. A user's own model keeps the default
         """\
 Local training of clients of 15 to 60 samples of 1x32x32 pixels, B = 10, one epoch, SGD with momentum, one thread: one
 after the other, and together ([ADR 8](adr/0008-cohort.md)).""",
-        cohort,
+        batched,
         meanwhile=f"""\
 On a machine that others used too, 16 clients with cross-entropy: `mlp` 2.5 to 2.8 times as fast (target 3,
 {MISSED}), `tiny_cnn` 2.2 times (target 1.5, met).""",
         missed="""\
-One client that trains alone takes the same program although it is slower: who trains beside whom is a matter of time,
-and must not change the last bit. So are the clients of a run in one process, whose messages are for one client each.
-The same holds, less and less, for one with much more data than those beside it. What it would take: messages for
-several clients there too, as under Flower; and for a single client a program with less around each operation. Not
-tried.
+A client that trains alone uses the same program, although that is slower for it. The reason: which clients train
+together depends on timing, and must not change the last bit of a result. In a run in one process every client trains
+alone, as each message is for one client. A client with much more data than the others is alone at its end, too. What it
+would take: messages for several clients in one process, as under Flower; and for a single client a program with less
+overhead in each operation. Not tried.
 
-How many times as fast an MLP is depends on the day, as memory is shared with whoever uses the machine: 2.7 to 3.2 times
-in five runs within two hours. What was tried for it: one vector of all weights for a fused optimiser, gradients that
-are written where it reads them (they were copied twice, a third of a step), and clients that have no more batches kept
-in the vector; 16 at once are a little faster than 8. A larger MLP is slower together, as its weights and what the
-optimiser keeps of them fall out of the cache. What it would take is not known.""",
+The ratio of an MLP changes from day to day, as other users share the memory of the machine: it was 2.7 to 3.2 in five
+runs within two hours. Three changes were tried for it: one vector of all weights for a fused optimiser; gradients that
+are written where the optimiser reads them (before, they were copied twice, which took a third of a step); and clients
+without further batches stay in the vector. 16 clients at once are a little faster than 8. A larger MLP is slower
+together, as its weights and the state of the optimiser do not fit into the cache. What it would take is not known.""",
     ),
     Section(
         "wire",
@@ -557,8 +559,8 @@ before round 1 and after the last. Not part of `make bench`, but of `make bench-
         "deployment",
         "A round in a deployment",
         """\
-A SuperLink and two SuperNodes as processes on one machine, clients with next to nothing to train (an MLP, 40 pictures
-each). Flower starts a process per message. Medians over messages and rounds.""",
+The SuperLink and two SuperNodes are processes on one machine. Clients have almost nothing to train (an MLP, 40 pictures
+each). Flower starts a process per message. Figures are medians over messages and rounds.""",
         deployment,
         meanwhile="""\
 Noted by hand from `make compose-test` (three nodes and the server on two cores, the flagship on digits4): a round
@@ -574,8 +576,8 @@ take as long as they do here because both nodes share two cores with the server.
         "data_memory",
         "Memory of pictures",
         """\
-Worker processes that all use one data set as large as CIFAR-10, which is decoded once a machine and mapped by all.
-More than the process had before it read anything.""",
+Worker processes all use one data set as large as CIFAR-10. It is decoded once per machine, and all processes map it.
+Figures are what a process holds more than before it read anything.""",
         data_memory,
     ),
     Section(
@@ -598,7 +600,7 @@ the thing was built; they say why, not how fast it is today."""
 
 
 def provenance(found: dict[str, Any]) -> str:
-    """Return how figures came about, and on what."""
+    """Return the command, the machine and the commit of some figures."""
     if "machine" not in found:
         return f"`{found['command']}`."
     on = found["machine"]

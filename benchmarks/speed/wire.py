@@ -1,8 +1,9 @@
-"""Bytes of a training reply as protobuf writes it, over those of its rows alone, for each `wire.dtype`.
+"""Count the bytes of a training reply in protobuf, compared with the bytes of its rows, for each `wire.dtype`.
 
-The reply of a client that holds so many classes of d = 512, without and with mean gradients; and the broadcast that
-goes the other way. Targets: in float32 at least 50 rows take at most 1.02 times their own bytes, fewer at most 1.5 kB
-more than that; in int8 at most 0.27 of float32 at 50 rows. Counts bytes, not seconds: a busy machine is no matter.
+A row is a prototype of d = 512, or a mean gradient. The script counts replies with prototypes of some classes, replies
+with gradients as well, and the broadcast from the server. Targets: in float32 a reply with 50 rows or more takes at
+most 1.02 times the bytes of its rows, and a shorter reply at most 1.5 kB more than its rows. In int8 a reply with 50
+rows takes at most 0.27 times as much as in float32. A busy machine does not matter, since only bytes are counted.
 
     python benchmarks/speed/wire.py
 """
@@ -22,7 +23,7 @@ TARGETS = {"float32 over its rows, 50 rows and more": 1.02, "bytes over the rows
 
 
 def make_reply(rows: int, gradients: bool) -> wire.TrainReply:
-    """A reply whose numbers have all their digits, as measured ones have."""
+    """Return a reply whose numbers have as many digits as measured numbers have."""
     generator = torch.Generator().manual_seed(rows)
     ids = torch.arange(rows)
     means = torch.randn(rows, WIDTH, generator=generator)
@@ -40,7 +41,7 @@ def make_reply(rows: int, gradients: bool) -> wire.TrainReply:
 
 
 def reply_sizes(rows: int, dtype: str, gradients: bool = False) -> dict[str, float]:
-    """Bytes of the reply, of its rows, and what the two make."""
+    """Return the bytes of a reply and of its rows, their ratio and their difference."""
     reply = make_reply(rows, gradients)
     broadcast = wire.Broadcast(experiment=EXPERIMENT, server_round=100, settings={"wire.dtype": dtype})
     size = wire.serialised_bytes(wire.write_train_reply(reply, broadcast, client="123"))
@@ -49,7 +50,7 @@ def reply_sizes(rows: int, dtype: str, gradients: bool = False) -> dict[str, flo
 
 
 def broadcast_bytes(dtype: str) -> int:
-    """Bytes of prototypes of all classes with relations between them."""
+    """Return the bytes of a broadcast with prototypes of all classes and relations between them."""
     rows = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
     broadcast = wire.Broadcast(
         experiment=EXPERIMENT,
@@ -63,7 +64,7 @@ def broadcast_bytes(dtype: str) -> int:
 
 
 def measure() -> dict[str, Any]:
-    """All sizes, and int8 and float16 over float32."""
+    """Return all sizes, and the ratios of int8 and float16 to float32."""
     results: dict[str, Any] = {}
     for name, gradients in (("prototypes", False), ("prototypes and gradients", True)):
         sizes = {dtype: {str(rows): reply_sizes(rows, dtype, gradients) for rows in ROWS} for dtype in FORMATS}

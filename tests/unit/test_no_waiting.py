@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from client_app.training import Alignment, Anchoring, LocalSettings, train
+from benchmarks.speed.settings import plain_settings
+from client_app.training import Alignment, Anchoring, train
 from isoproto.data import ClientData
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import LOSSES
@@ -53,17 +54,7 @@ def goals():
 def waits(steps, augment, amp, goal):
     x = torch.randint(0, 256, (steps * BATCH, 3, 16, 16), dtype=torch.uint8)
     y = torch.arange(len(x)) % CLASSES
-    settings = LocalSettings(
-        epochs=1,
-        batch_size=BATCH,
-        optimizer="sgd",
-        learning_rate=0.01,
-        momentum=0.9,
-        weight_decay=0.0,
-        proto_source="post-eval",
-        augment=augment,
-        amp=amp,
-    )
+    settings = plain_settings(BATCH, 0.01, amp=amp, augment=augment)
     model = create_model("cnn", ModelSpec(3, 16, 16, WIDTH, CLASSES), seed=0)
     with Waits() as seen:
         train(model, ClientData(x, y, x[:0], y[:0], tuple("abcde")), settings, generator=torch.Generator(), **goal)

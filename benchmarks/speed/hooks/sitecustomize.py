@@ -1,8 +1,9 @@
-"""Notes where a client's time goes. Python runs a module of this name in every process that it starts.
+"""Note where the time of a client goes. Python runs a module of this name at the start of every process.
 
-With ISOPROTO_PARTS in the environment, a folder, each process that answers for clients adds a line to a file of its own
-there for each message: its type, its round, the seconds it took, and of which parts; what a second thread writes
-meanwhile is apart. A part that is called by another one is not counted in that one.
+The environment variable ISOPROTO_PARTS names a folder. There each process that answers for clients has a file, and adds
+one line per message: the type of the message, its round, and the seconds of each part of the work. If a part calls
+another part, the seconds of the called part count only for that part. A second thread that writes models to the disk at
+the same time is counted separately.
 """
 
 import os
@@ -21,7 +22,7 @@ if "ISOPROTO_PARTS" in os.environ:
 
     Function = Callable[..., Any]
 
-    # What is called in them belongs to them: an evaluation computes features, too.
+    # All calls inside these parts count for them. For example, an evaluation computes features, too.
     WHOLE = ("training", "evaluation", "class statistics")
 
     class Clock:
@@ -33,14 +34,14 @@ if "ISOPROTO_PARTS" in os.environ:
             self.parts: Counter[str] = Counter()
 
         def turn(self) -> None:
-            """Count the time since the last turn for the part that is on."""
+            """Add the time since the last turn to the part that runs now."""
             now = time.perf_counter()
             if self.stack:
                 self.parts.update({self.stack[-1]: now - self.last})
             self.last = now
 
         def of(self, part: str, function: Function) -> Function:
-            """Return the function with its time counted."""
+            """Return the function so that its time counts for a part."""
 
             def call(*words: Any, **more: Any) -> Any:
                 if threading.get_ident() != self.owner or (self.stack and self.stack[-1] in WHOLE):
@@ -56,7 +57,7 @@ if "ISOPROTO_PARTS" in os.environ:
             return call
 
         def apart(self, function: Function) -> Function:
-            """Return the function, which a second thread calls, with its time counted apart."""
+            """Return the function so that its time counts separately; a second thread calls it."""
 
             def call(*words: Any, **more: Any) -> Any:
                 began = time.perf_counter()
@@ -68,7 +69,7 @@ if "ISOPROTO_PARTS" in os.environ:
             return call
 
         def message(self, function: Function) -> Function:
-            """Return the function that answers a message with a note written of it."""
+            """Return the function that answers messages so that it writes a line for each."""
             timed = self.of("the rest", function)
 
             def call(message: Any, *words: Any, **more: Any) -> Any:
@@ -83,7 +84,7 @@ if "ISOPROTO_PARTS" in os.environ:
             return call
 
     def watch(app: Any) -> None:
-        """Have the parts of a client app counted."""
+        """Count the time of the parts of a client app."""
         clock = Clock()
         store, client, own_model, local_round = (
             sys.modules[f"client_app.{name}"] for name in ("store", "client", "own_model", "local_round")
@@ -96,7 +97,7 @@ if "ISOPROTO_PARTS" in os.environ:
             (local_round, "train", "training"),
             (local_round, "train_cohort", "training"),
             (local_round, "extract", "class statistics"),
-            (local_round, "measure", "class statistics"),
+            (local_round, "statistics_of", "class statistics"),
             (local_round, "evaluate_model", "evaluation"),
             (app.wire, "read_broadcast", "messages are read and written"),
             (app.wire, "write_train_reply", "messages are read and written"),
@@ -109,7 +110,7 @@ if "ISOPROTO_PARTS" in os.environ:
         """Waits for the client app to be imported."""
 
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-            """Let the others find it, and watch what they load."""
+            """Let the other finders find the client app, and watch it once it is loaded."""
             if name != "client_app.app":
                 return None
             sys.meta_path.remove(self)
