@@ -13,7 +13,7 @@ from isoproto.errors import DataError
 
 EMBEDDED = ("digits4",)
 OWN = ("npz", "imagefolder", "csv", "jsonl", "hf")  # a path or an id belongs to the name
-# "classes" alone needs to be told more.
+# "classes" needs an argument: the classes of each client.
 PARTITIONS = [*sorted(set(PARTITIONERS) - {"classes"}), "classes:0,1,2;2,3,4;4,5,6,7;7,8,9", "domain:2@0.3,1@0.9,0,1"]
 # Whole domains, which cannot be cut for more clients, and of which nothing is drawn but the test parts.
 WHOLE = ("one_domain", "user", "user_groups")

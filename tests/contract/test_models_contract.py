@@ -197,7 +197,7 @@ def test_architectures_differ_in_names_and_shapes() -> None:
 def test_the_papers_models_have_the_counted_sizes(
     name: str, base: int, buffers: int, million_products: float, width: int
 ) -> None:
-    """Counted at 32x32x3 with a head for ten classes on 512 features: ``algorithms.md``, 5.3."""
+    """Counted at 32x32x3 with a head for ten classes on 512 features."""
     model, found = on_meta(name, WIDE), cost(name, WIDE)
     assert sum(p.numel() for p in model.base.parameters()) == base
     assert sum(b.numel() for b in model.buffers()) == buffers
@@ -215,7 +215,7 @@ def test_transformers_in_a_mixed_group_have_the_counted_sizes_with_their_own_hea
 
 
 def test_the_residual_network_of_fedhpros_code_has_the_counted_size() -> None:
-    """Width 32 and 256 features: ``algorithms.md``, 5.3, without the layers that the code owns and never uses."""
+    """Width 32 and 256 features, without the layers that the published code has and never uses."""
     spec = dataclasses.replace(SPEC, feature_dim=256)
     found, model = cost("resnet10_cifar32", spec), on_meta("resnet10_cifar32", spec)
     assert (found.parameters, found.width) == (1_228_970, 256)

@@ -196,15 +196,15 @@ def test_htfe6txt_is_the_papers_list_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "told"),
+    ("name", "spec", "text"),
     [
         ("cnn", SPEC, r"model 'cnn' is for pictures, but the data are text; set `models` to 'htfe6txt'"),
         ("gru", PICTURES, r"model 'gru' is for text, but the data are pictures; set `models` to 'demo4'"),
         ("grü", SPEC, r"unknown model 'grü'.*'gru'"),
     ],
 )
-def test_a_model_for_other_data_is_refused(name: str, spec: ModelSpec | TextSpec, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_a_model_for_other_data_is_refused(name: str, spec: ModelSpec | TextSpec, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         create_model(name, spec, seed=0)
 
 

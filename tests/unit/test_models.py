@@ -166,7 +166,7 @@ def test_the_four_layers_pool_to_nothing_below_sixteen_pixels() -> None:
 
 
 def test_a_transformer_sees_what_is_not_a_whole_patch_padded_with_zeros() -> None:
-    """Of a 20x30 picture a 16-pixel patch model makes 2 x 2 patches, as of a 32x32 one."""
+    """A model with 16-pixel patches cuts a 20x30 picture into 2 x 2 patches, as it does a 32x32 one."""
     narrow = ModelSpec(channels=1, height=20, width=30, feature_dim=8, num_classes=2)
     with torch.device("meta"):
         model = create_model("vit_b16", narrow, seed=0)

@@ -135,7 +135,7 @@ def test_a_list_of_classes_fixes_them_also_those_that_a_file_lacks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "complaint"),
     [
         ("text,label\ncat,pet\n\nc\xe4t,pet\n".encode("latin-1"), r"line 4: not UTF-8 \(byte 0xe4 at place 2\)"),
         (b"text,label\ncat,pet\ndog\n", r"line 3: has 1 cells, and the first row names 2 columns"),
@@ -151,15 +151,15 @@ def test_a_list_of_classes_fixes_them_also_those_that_a_file_lacks(tmp_path):
         (b"", r"pets.csv: holds no text; at least one row"),
     ],
 )
-def test_a_bad_table_is_refused_with_its_line_and_leaves_nothing(content, told, tmp_path):
+def test_a_bad_table_is_refused_with_its_line_and_leaves_nothing(content, complaint, tmp_path):
     (tmp_path / "pets.csv").write_bytes(content)
-    with pytest.raises(DataError, match=rf"{tmp_path / 'pets.csv'}.*{told}|{told}"):
+    with pytest.raises(DataError, match=rf"{tmp_path / 'pets.csv'}.*{complaint}|{complaint}"):
         load(tmp_path / "pets.csv")
     assert not cache_folder().exists()
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "complaint"),
     [
         ('{"text": "cat"', r"line 2: not JSON \("),
         ('["cat"]', r"line 2: must be an object like"),
@@ -183,9 +183,9 @@ def test_a_bad_table_is_refused_with_its_line_and_leaves_nothing(content, told, 
         ('{"text": "cat", "label": true}', r"line 2: 'label' must be a name or a whole number, got True"),
     ],
 )
-def test_a_bad_object_is_refused_with_its_line_and_leaves_nothing(row, told, tmp_path):
+def test_a_bad_object_is_refused_with_its_line_and_leaves_nothing(row, complaint, tmp_path):
     (tmp_path / "pets.jsonl").write_text(f'{{"text": "cat", "label": 1}}\n{row}\n')
-    with pytest.raises(DataError, match=f"pets.jsonl, {told}"):
+    with pytest.raises(DataError, match=f"pets.jsonl, {complaint}"):
         load(tmp_path / "pets.jsonl", "jsonl")
     assert not cache_folder().exists()
 
@@ -329,7 +329,7 @@ def test_a_set_of_texts_is_described_counted_and_read_back(isoproto, tmp_path):
     assert "positive   books    a [UNK]" in lines
 
 
-def test_a_text_without_domains_stands_beside_its_class_alone(isoproto, tmp_path):
+def test_a_text_without_domains_is_listed_with_its_class_alone(isoproto, tmp_path):
     (tmp_path / "pets.csv").write_text("text,label\ncat cat,pet\nfox fox,wild\n")
     _, out, _ = isoproto("data", "csv:pets.csv", "--data-dir", str(tmp_path))
     assert [line.strip() for line in out.splitlines()][-3:-1] == ["pet     cat cat", "wild    fox fox"]
