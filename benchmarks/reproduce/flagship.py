@@ -24,7 +24,6 @@ import numpy as np
 from cells import EARLIER, ROOT, load, points, run_missing, save
 from PIL import Image
 
-RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "docs" / "flagship.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 Cells = dict[str, dict[str, Any]]
@@ -292,11 +291,12 @@ def identity(stage: str, settings: dict[str, Any]) -> str:
 
 def adopt(stage: str) -> None:
     """Take over what other stages have run already, controls above all."""
-    path = RESULTS / f"flagship-{stage}.json"
-    done = {s: load(RESULTS / f"flagship-{s}.json") for s in reversed(stages())}  # of several, the main tables' run
+    name = f"flagship-{stage}"
+    done = {s: load(f"flagship-{s}") for s in reversed(stages())}  # of several, the main tables' run
     runs = {identity(s, cell["settings"]): cell for s, cells in done.items() for cell in cells.values()}
     wanted = {name: runs.get(identity(stage, settings)) for name, settings in stages()[stage].items()}
-    save(path, {name: cell for name, cell in (wanted | load(path)).items() if cell and name in wanted}, command(stage))
+    kept = {cell: found for cell, found in (wanted | load(name)).items() if found and cell in wanted}
+    save(name, kept, command(stage))
 
 
 def command(stage: str) -> str:
@@ -306,7 +306,7 @@ def command(stage: str) -> str:
 
 def table() -> str:
     """Return docs/flagship.md."""
-    done = {stage: load(RESULTS / f"flagship-{stage}.json") for stage in stages()}
+    done = {stage: load(f"flagship-{stage}") for stage in stages()}
     lines = [INTRODUCTION]
 
     def single(stage: str, partition: str, rows: Cells, control: str, suffix: str = "") -> None:
@@ -513,8 +513,8 @@ def main() -> None:
             prepare(Path(arguments.data_dir).expanduser())
         for stage in arguments.stages:
             adopt(stage)
-            clients, path = CLIENTS_OF.get(stage, CLIENTS), RESULTS / f"flagship-{stage}.json"
-            run_missing(path, stages()[stage], clients=clients, command=command(stage))
+            clients = CLIENTS_OF.get(stage, CLIENTS)
+            run_missing(f"flagship-{stage}", stages()[stage], clients=clients, command=command(stage))
     if arguments.table:
         TABLE.write_text(table())
         print(f"wrote {TABLE.relative_to(ROOT)}")

@@ -7,18 +7,18 @@ Rows are written to benchmarks/results/presets.json as they end; a second call r
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from cells import ROOT, load, run_cell
 
+from benchmarks.record import record
 from isoproto.config import read_overrides
 from isoproto.errors import IsoprotoError
 
 CONF = ROOT / "conf"
-RESULTS = ROOT / "benchmarks" / "results" / "presets.json"
+RESULTS = "presets"
 TABLE = ROOT / "docs" / "presets.md"
 COMMAND = "python benchmarks/reproduce/presets.py --data-dir DIR"
 CLIENTS = 20  # of presets that do not say
@@ -47,7 +47,7 @@ def run_missing(data_dir: Path) -> None:
             continue
         kept = ("accuracy", "bytes", "replaced", "failed", "versions", "fingerprint", "git_commit")
         done[name] = {"settings": settings, "seconds": round(time.monotonic() - begun, 1), **_only(result, kept)}
-        RESULTS.write_text(json.dumps({"command": COMMAND, "cells": done}, indent=1) + "\n")
+        record(RESULTS, {"command": COMMAND, "cells": done})
         print(f"{name}: {done[name]['seconds']} s, {result['accuracy']['mean']:.4f}", flush=True)
 
 

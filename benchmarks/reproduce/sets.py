@@ -18,7 +18,7 @@ import matplotlib as mpl
 from cells import EARLIER, ROOT, load, run_missing
 from matplotlib.figure import Figure
 
-RESULTS = ROOT / "benchmarks" / "results" / "sets.json"
+RESULTS = "sets"
 TABLE = ROOT / "docs" / "sets.md"
 FIGURES = ROOT / "docs" / "figures"
 COMMAND = "python benchmarks/reproduce/sets.py --data-dir DIR"
