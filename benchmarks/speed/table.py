@@ -1,7 +1,7 @@
-"""Write docs/performance.md from benchmarks/results/*.json: every figure with its target, and what is behind it.
+"""Write docs/performance.md from benchmarks/results/*.json: every figure with its target and its reasons.
 
-Tables are made of the JSON alone, and so is whether a target was met. The text around them stands here, one
-``Section`` per benchmark: what was tried, where the time goes, and what a target that was missed would take.
+The JSON alone decides what is in the tables and whether a target was met. The text around the tables is in this file,
+one ``Section`` per benchmark: what was tried, where the time goes, and what a missed target would take.
 
     python benchmarks/speed/table.py
 """
@@ -24,14 +24,14 @@ class Section(NamedTuple):
     """A part of the page.
 
     Attributes:
-        name: Of the JSON, and of the benchmark unless there is a command.
-        title: Heading.
-        before: What was measured.
-        rows: Lines made of the JSON.
-        meanwhile: What is known while there is no JSON.
-        after: What is behind the figures.
-        missed: What was tried and what it would take, if a target was missed.
-        command: What measures it, if not `python benchmarks/speed/<name>.py`.
+        name: Name of the JSON file, and of the benchmark unless ``command`` is set.
+        title: Heading of the section.
+        before: Text before the table: what was measured.
+        rows: Function that turns the JSON into the lines of the table.
+        meanwhile: Text that is shown as long as there is no JSON.
+        after: Text after the table: why the figures are as they are.
+        missed: Text that is shown only if a target was missed: what was tried and what it would take.
+        command: Command that measures it, if it is not `python benchmarks/speed/<name>.py`.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Section(NamedTuple):
 
 
 def verdict(figure: float, target: float, *, at_least: bool = False) -> str:
-    """Return whether a figure reaches a target; it may not be above it, or with ``at_least`` not below."""
+    """Return whether a figure is at most its target, or at least its target with ``at_least``."""
     return "met" if (figure >= target if at_least else figure <= target) else MISSED
 
 
 def beside(figure: float, target: float, *, at_least: bool = False) -> str:
-    """Return a target with its verdict."""
+    """Return a target and whether the figure meets it, for one cell of a table."""
     return f"{target:g}, {verdict(figure, target, at_least=at_least)}"
 
 
@@ -61,7 +61,7 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def round_overhead(found: dict[str, Any]) -> list[str]:
-    """Ratios to the bare loop, and memory."""
+    """Return the ratios to the bare loop, and the memory."""
     rows, memory = [], []
     for name, size in found["sizes"].items():
         plain = size["alignment none"]
@@ -90,7 +90,7 @@ def round_overhead(found: dict[str, Any]) -> list[str]:
 
 
 def where_time_goes(sizes: dict[str, Any]) -> list[str]:
-    """Seconds of each part of a round, of all workers together, where they were noted."""
+    """Return the seconds of each part of a round, summed over all workers, if the run noted them."""
     noted = {name: size["alignment none"]["runs"][-1] for name, size in sizes.items()}
     if not all("parts" in run for run in noted.values()):
         return []
@@ -112,7 +112,7 @@ def where_time_goes(sizes: dict[str, Any]) -> list[str]:
 
 
 def server_step(found: dict[str, Any]) -> list[str]:
-    """Gradient matching against autograd, and how it grows."""
+    """Return the time of gradient matching compared with autograd, and how it grows with the classes."""
     ours, theirs, ratio = found["figure"], found["reference"], found["ratio"]
     target = beside(ratio, found["target"], at_least=True)
     few, *_, many = ((int(name.removeprefix("C = ")), s["sgd"]) for name, s in found["scaling"].items())
@@ -137,7 +137,7 @@ def server_step(found: dict[str, Any]) -> list[str]:
 
 
 def aggregate(found: dict[str, Any]) -> list[str]:
-    """Seconds of folding in replies."""
+    """Return the seconds that it takes to fold in replies."""
     labels = {
         "averages": "averages of prototypes and gradients alone",
         "isoproto, frame = gram": "a whole fold of `isoproto`: relations, frame, matching",
@@ -151,7 +151,7 @@ def aggregate(found: dict[str, Any]) -> list[str]:
 
 
 def alignment_step(found: dict[str, Any]) -> list[str]:
-    """Ratios to cross-entropy by model and kind of step."""
+    """Return the ratio to cross-entropy for each model and kind of step."""
     target = found["target"]
     kinds = [kind for kind in next(iter(found["models"].values())) if kind != "cross-entropy"]
     rows = [
@@ -167,7 +167,7 @@ def alignment_step(found: dict[str, Any]) -> list[str]:
 
 
 def layout(found: dict[str, Any]) -> list[str]:
-    """Seconds in both layouts."""
+    """Return the seconds in both memory layouts."""
     rows = [
         [name, f"{row['default']:.3f}", f"{row['placed']:.3f}", f"{row['ratio']:.2f}"]
         for name, row in found["models"].items()
@@ -176,7 +176,7 @@ def layout(found: dict[str, Any]) -> list[str]:
 
 
 def cohort(found: dict[str, Any]) -> list[str]:
-    """Whole trainings both ways by device, and single steps."""
+    """Return whole trainings one by one and together for each device, and single steps."""
     # The targets are for a full cohort with cross-entropy alone; the rest is never to be slower than one by one.
     targets = {f"{name}, 32 clients, none": target for name, target in found["targets"].items()}
     rows = []
@@ -200,7 +200,7 @@ def cohort(found: dict[str, Any]) -> list[str]:
 
 
 def wire(found: dict[str, Any]) -> list[str]:
-    """Bytes of replies, and of a broadcast."""
+    """Return the bytes of replies and of a broadcast."""
     most, few, small = found["targets"].values()
     rows = []
     for kind in ("prototypes", "prototypes and gradients"):
@@ -220,7 +220,7 @@ def wire(found: dict[str, Any]) -> list[str]:
 
 
 def rounding(found: dict[str, Any]) -> list[str]:
-    """Accuracy and bytes by what rows travel in, and how far a run is from float32 of the same seed."""
+    """Return accuracy and bytes for each type of rows, and the difference to float32 of the same seed."""
     runs: dict[str, dict[str, Any]] = {}
     for name, cell in found["cells"].items():
         dtype, seed = name.split(" | ")
@@ -239,7 +239,7 @@ def rounding(found: dict[str, Any]) -> list[str]:
 
 
 def startup(found: dict[str, Any]) -> list[str]:
-    """Milestones, and the import."""
+    """Return the milestones of a start, and the time of the import."""
     imports = found["imports"]
     return [
         *grid(["milestone", "s after the command"], [[name, f"{s:.1f}"] for name, s in found["milestones"].items()]),
@@ -260,7 +260,7 @@ def startup(found: dict[str, Any]) -> list[str]:
 
 
 def scale(found: dict[str, Any]) -> list[str]:
-    """Rounds of thousands of clients; memory and disk of all sizes; what goes with what."""
+    """Return rounds of thousands of clients, memory and disk of all sizes, and how time grows with clients."""
     sizes, targets = found["sizes"], found["targets"]
     rounds, memory = [], []
     for name, size in sizes.items():
@@ -317,7 +317,7 @@ def scale(found: dict[str, Any]) -> list[str]:
 
 
 def deployment(found: dict[str, Any]) -> list[str]:
-    """Seconds of a round, of a message's process and its parts."""
+    """Return the seconds of a round, and of a message's process and its parts."""
     whole, process = found["round"], found["process"]
     rows = [
         ("**a round**", whole),
@@ -329,7 +329,7 @@ def deployment(found: dict[str, Any]) -> list[str]:
 
 
 def data_memory(found: dict[str, Any]) -> list[str]:
-    """MiB of the worst of some workers."""
+    """Return the MiB of the worker that needs most."""
     figures = found["figures"]
     return [
         f"{found['workers']} workers, {found['pictures_mib']:g} MiB of pictures:",
@@ -383,54 +383,57 @@ SECTIONS = (
         "round_overhead",
         "A round",
         """\
-Medians over rounds, start-up left out; 20 clients train with B = 32, 200 with B = 10. The bare loop is torch alone
-with models and float pictures in memory, in the faster of its two forms (one process with two threads, two with one).
-The simulated round adds Flower, Ray, two processes, client models on disk (written and flushed every round), checks,
-checkpoint and metrics. The machine is shared and its speed drifts by a tenth within minutes, so each simulation stands
-between two bare loops and is divided by their mean; in brackets the repetitions.""",
+Medians over rounds, without the start. 20 clients train with B = 32, 200 with B = 10. The bare loop is torch alone,
+with models and float pictures in memory, in the faster of its two forms (one process with two threads, or two with
+one). The simulated round adds Flower, Ray, two processes, client models on disk (written and flushed every round),
+checks, checkpoint and metrics. The machine is shared and its speed drifts by a tenth within minutes. So each
+simulation runs between two bare loops and is divided by their mean. The repetitions are in brackets.""",
         round_overhead,
         after="""\
 How a round got from 1.26 to this ([ADR 7](adr/0007-several-clients-in-one-message.md)):
 
-- one message for several clients: what was paid per client (Ray's dispatch, Flower's queue, polling; 15 ms) is paid a
-  few times per worker. A message to a worker that is free now costs 3 ms; about 60 ms a round are left between the last
-  reply and the first step of the next one, most of it Flower's queue, which is read every 0.1 s.
-- in the client: models are written by a second thread, with NumPy's writer of the same format (0.5 ms instead of 1.5),
-  read into a network that is there already, and checked for finiteness in one pass; together 12 ms became about 4.
-- local training itself: pictures are evaluated in parts that fit the cache (5 to 8 ms of 120 per client), and the
-  optimiser is fused (2 to 6 % of a step).
-- accuracy before training is that after the round before and is not measured again (6 ms of 120 per client) when
-  nothing was put into the model. The bare loop measures it; without this, the ratio would be about 0.05 higher.
-- a few Flower nodes stand for all clients of a simulation (`clients`; `isoproto run --engine flower` does it by
-  itself), since Flower asks for the messages of each node ten times a second: its simulation took 12 % of a core with
-  200 nodes and 4.6 % with 8. And the run's SuperExec asks once a second, Flower's default, instead of ten times: the
-  SuperLink's share fell from 4.7 % to 0.7 % of a core. Both sampled once with psutil;
-- convolutions run with their channels last ([below](#how-pictures-lie-in-memory)): 4 to 13 % off a small network's
-  training, which the bare loop does not have;
-- the number of threads is set only where it is not set already: torch forgets its prepared convolutions each time, and
-  for a while that was done in every message, which made a client 5 to 8 % slower (found by this benchmark).
+- **One message for several clients.** Ray's dispatch, Flower's queue and polling cost 15 ms per client. They are
+  now paid a few times per worker. A message to a free worker costs 3 ms. About 60 ms a round are left between the
+  last reply and the first step of the next round. Most of it is Flower's queue, which is read every 0.1 s.
+- **In the client.** A second thread writes models, with NumPy's writer of the same format (0.5 ms instead of 1.5).
+  Models are read into a network that exists already, and checked for finiteness in one pass. Together, 12 ms became
+  about 4.
+- **Local training.** Pictures are evaluated in parts that fit the cache (this saves 5 to 8 ms of 120 per client),
+  and the optimiser is fused (2 to 6 % of a step).
+- **Accuracy before training.** It equals the accuracy after the round before when nothing was put into the model,
+  and is then not measured again (6 ms of 120 per client). The bare loop measures it; without this, the ratio would
+  be about 0.05 higher.
+- **Fewer nodes.** A few Flower nodes stand for all clients of a simulation (`clients`; `isoproto run --engine
+  flower` does it by itself), since Flower asks for the messages of each node ten times a second. Its simulation
+  took 12 % of a core with 200 nodes and 4.6 % with 8. The run's SuperExec asks once a second, Flower's default,
+  instead of ten times. The SuperLink's share fell from 4.7 % to 0.7 % of a core. Both were sampled once with
+  psutil.
+- **Convolutions** run with their channels last ([below](#how-pictures-lie-in-memory)). This takes 4 to 13 % off a
+  small network's training. The bare loop does not have it.
+- **The number of threads** is set only where it is not set already. Setting it makes torch forget its prepared
+  convolutions. For a while every message did so, which made a client 5 to 8 % slower; this benchmark found it.
 
-With GCSA at both levels a step costs about 0.4 ms more, which is 4 ms of the 140 that a client takes at B = 32 and
+With GCSA at both levels a step costs about 0.4 ms more. That is 4 ms of the 140 that a client takes at B = 32, and
 three times as many steps at B = 10.""",
         missed="""\
-What is left: of a round of 20 clients (1.4 s) workers are busy with clients for nine tenths. Flower's simulation looks
-for messages every 0.1 s, which costs 60 ms between two rounds whatever their length, and a worker that has nothing left
-waits for the other one's last client (130 ms). It would take rounds that overlap, or a simulation of our own, which is
-not Flower any more.""",
+What is left: in a round of 20 clients (1.4 s) workers are busy with clients for nine tenths. Flower's simulation
+looks for messages every 0.1 s, which costs 60 ms between two rounds of any length. A worker with nothing left waits
+for the other worker's last client (130 ms). Rounds that overlap would remove this, or a simulation of our own,
+which would not be Flower any more.""",
     ),
     Section(
         "server_step",
         "Gradient matching on the server",
         """\
-One round of C = 100 classes, K = 5 hyper-prototypes each, d = 512, M = 30 steps, float64, against the paper's
-equations class by class with autograd, which give the same vectors.""",
+One round of C = 100 classes with K = 5 hyper-prototypes each, d = 512, M = 30 steps, float64. It is compared with
+the paper's equations, computed class by class with autograd, which give the same vectors.""",
         server_step,
         missed="""\
-Why it is not near linear in C: the gradient of one class goes through a softmax over all of them, so a step is a
-product of `[C K, C]` and `[C, C]`, which grows with the cube of C, or of `[C K, C]` and `[C, d]`, with its square. Up
-to C = 100 what it costs to start operations hides that; class by class it is the square, too. What it would take:
-logits of a few nearest classes only, which is another method, or the product over d as soon as C is above it.
-Not tried.""",
+Why it is not near linear in C: the gradient of one class goes through a softmax over all classes. So a step is a
+product of `[C K, C]` and `[C, C]`, which grows with the cube of C, or of `[C K, C]` and `[C, d]`, which grows with
+its square. Up to C = 100 the cost of starting operations hides that. Class by class it is the square, too. What it
+would take: logits of only a few nearest classes, which is another method, or the product over d as soon as C is
+above it. Not tried.""",
     ),
     Section(
         "aggregate",
@@ -438,91 +441,94 @@ Not tried.""",
         "The server folds in 1,000 replies of 20 rows, d = 512.",
         aggregate,
         missed="""\
-`frame = procrustes` is not the default of `isoproto`: each reply gets a map of its own there, by two QR and one
-singular value decomposition. Replies with equally many classes are decomposed in one batch, which halved its time; what
-it would take is a float32 decomposition, or fewer iterations. Not tried. The machine drifts: 0.93 and 1.01 s were
-measured of the same code.""",
+`frame = procrustes` is not the default of `isoproto`. It computes a map for each reply, by two QR and one singular
+value decomposition. Replies with equally many classes are decomposed in one batch, which halved the time. What it
+would take: a float32 decomposition, or fewer iterations. Not tried. The machine drifts: the same code measured 0.93
+and 1.01 s.""",
     ),
     Section(
         "alignment_step",
         "A step with an alignment",
         """\
-The client's own training loop, batches of 100 pictures 32x32x3, d = 512, C = 100, one thread, preparation of the
-batches included; median over turns of the ratio to cross-entropy alone. The papers pay 1.11 (GCSA, RCSA) and about 1.5
-(HPCL, HPAL).""",
+The client's own training loop with batches of 100 pictures 32x32x3, d = 512, C = 100, one thread, with the
+preparation of the batches. The figure is the median over turns of the ratio to cross-entropy alone. The papers'
+ratios are 1.11 (GCSA, RCSA) and about 1.5 (HPCL, HPAL).""",
         alignment_step,
         meanwhile=f"""\
 Measured by hand over 8 turns, while nothing else was to run but without the benchmark's own check of that
 (target 1.05): `cnn`, whose step takes 25.3 ms, 1.073 with GCSA and 1.068 with RCSA ({MISSED}), 1.049 with HPCL + HPAL;
 `cnn4` (98.8 ms) 1.022, 1.019, 1.010; `resnet18` (583 ms) 1.003, 0.998, 1.000.""",
         missed="""\
-An alignment costs 1.5 to 2 ms a step whatever the model is, so only a model whose step takes less than 40 ms misses the
-target. Called again and again its operations take less, what they touch being in the cache: 1.0 ms GCSA, 1.15 RCSA, of
-which 0.3 are the two products with the features that nothing can avoid, and 0.07 those that average over classes;
-behind a model's backward pass they take half as long again. Tried: neither level's gradient, nor the samples' own
-level, goes through products any more (1.3 ms before, of either; in the step, half a point of the ratio at most); both
-terms' gradients are added up before their product with the features. Tried without a difference that could be told
-from noise: a C library that gives no memory back to the system, and gradients handed to autograd beside those of the
-cross-entropy in place of a function of its own. What it would take: a compiled kernel in place of some forty small
-operations.""",
+An alignment costs 1.5 to 2 ms a step with any model. So only a model whose step takes less than 40 ms misses the
+target. Called again and again, its operations take less, because what they touch is in the cache: 1.0 ms for GCSA,
+1.15 for RCSA. Of these, 0.3 ms are the two products with the features, which nothing can avoid, and 0.07 ms average
+over classes. Behind a model's backward pass they take half as long again.
+
+Tried with success: neither level's gradient, nor the samples' own level, goes through products any more (either
+took 1.3 ms before; in the step, half a point of the ratio at most). The gradients of both terms are added up before
+their product with the features. Tried without a difference beyond noise: a C library that gives no memory back to
+the system, and gradients handed to autograd next to those of the cross-entropy instead of a function of its own.
+What it would take: a compiled kernel in place of some forty small operations.""",
     ),
     Section(
         "gpu",
         "On a GPU",
         """\
-Local training of a ResNet-18 on generated pictures 32x32x3, d = 512, C = 100, batches of 128, in bfloat16 autocast with
-the channels last and the data on the device; beside it 32 small clients, as [below](#small-clients-as-one-program).
-Needs a GPU with PyTorch and NumPy and nothing installed, so it is not part of `make bench`; the same code runs small on
-a CPU in `make test`.""",
+Local training of a ResNet-18 on generated pictures 32x32x3, d = 512, C = 100, batches of 128, in bfloat16 autocast
+with the channels last and the data on the device. 32 small clients are measured too, as
+[below](#small-clients-as-one-program). It needs a GPU with PyTorch and NumPy, and nothing has to be installed, so
+it is not part of `make bench`. `make test` runs the same code, small, on a CPU.""",
         gpu,
         meanwhile="""\
-No GPU was lent when this was built. That a training step never waits for one, `augment = autoaugment` and data of more
-than 1 GiB apart, is seen without it (tests/unit/test_no_waiting.py).""",
+No GPU was available when this was built. A test without one shows that a training step never waits for the device,
+except with `augment = autoaugment` and with data of more than 1 GiB (tests/unit/test_no_waiting.py).""",
         command="make gpu-check",
     ),
     Section(
         "layout",
         "How pictures lie in memory",
         """\
-An epoch and an evaluation of a client's model on a CPU, one thread: pictures and weights in torch's default layout, and
-with their channels last, as clients train. A user's own model keeps the default, which its code may rely on.""",
+An epoch and an evaluation of a client's model on a CPU with one thread. Pictures and weights are in torch's default
+layout, or with their channels last, as clients train. A user's own model keeps the default, because its code may
+rely on it.""",
         layout,
     ),
     Section(
         "cohort",
         "Small clients as one program",
         """\
-Local training of clients of 15 to 60 samples of 1x32x32 pixels, B = 10, one epoch, SGD with momentum, one thread: one
-after the other, and together ([ADR 8](adr/0008-cohort.md)).""",
+Local training of clients with 15 to 60 samples of 1x32x32 pixels, B = 10, one epoch, SGD with momentum, one thread.
+The clients train one after the other, or together ([ADR 8](adr/0008-cohort.md)).""",
         cohort,
         meanwhile=f"""\
 On a machine that others used too, 16 clients with cross-entropy: `mlp` 2.5 to 2.8 times as fast (target 3,
 {MISSED}), `tiny_cnn` 2.2 times (target 1.5, met).""",
         missed="""\
-One client that trains alone takes the same program although it is slower: who trains beside whom is a matter of time,
-and must not change the last bit. So are the clients of a run in one process, whose messages are for one client each.
-The same holds, less and less, for one with much more data than those beside it. What it would take: messages for
-several clients there too, as under Flower; and for a single client a program with less around each operation. Not
-tried.
+A client that trains alone takes the same program, although it is slower. Which clients train together is a matter
+of time, and must not change the last bit. The same is true for the clients of a run in one process, whose messages
+are for one client each, and, to a lesser degree, for a client with much more data than the others in its group.
+What it would take: messages for several clients there too, as under Flower, and for a single client a program with
+less work around each operation. Not tried.
 
-How many times as fast an MLP is depends on the day, as memory is shared with whoever uses the machine: 2.7 to 3.2 times
-in five runs within two hours. What was tried for it: one vector of all weights for a fused optimiser, gradients that
-are written where it reads them (they were copied twice, a third of a step), and clients that have no more batches kept
-in the vector; 16 at once are a little faster than 8. A larger MLP is slower together, as its weights and what the
-optimiser keeps of them fall out of the cache. What it would take is not known.""",
+How many times as fast an MLP is depends on the day, as memory is shared with other users of the machine: 2.7 to 3.2
+times in five runs within two hours. Three things were tried for it: one vector of all weights for a fused
+optimiser, gradients that are written where the optimiser reads them (they were copied twice, a third of a step),
+and clients without more batches that stay in the vector. 16 clients at once are a little faster than 8. A larger
+MLP is slower together, as its weights and what the optimiser keeps of them no longer fit the cache. What it would
+take is not known.""",
     ),
     Section(
         "wire",
         "Bytes",
-        "A training reply as protobuf writes it, d = 512; float16 and int8 (`wire.dtype`) over the same in float32.",
+        "A training reply as protobuf writes it, d = 512. Float16 and int8 (`wire.dtype`) are relative to float32.",
         wire,
     ),
     Section(
         "rounding",
         "Accuracy with fewer bytes",
         """\
-The demo (conf/demo.toml, 20 clients) in one process with rows of each `wire.dtype`; means of the runs, in brackets how
-far the worst and the best run of a kind is from float32 with the same seed, in points.""",
+The demo (conf/demo.toml, 20 clients) in one process with rows of each `wire.dtype`. Figures are means of the runs.
+The brackets say how far the worst and the best run of a kind are from float32 with the same seed, in points.""",
         rounding,
         meanwhile="""\
 Noted by hand from one run each (seed 0), which no JSON records: float32 ends at 0.7375 (mean of the last five rounds
@@ -548,43 +554,43 @@ be imported at the start.""",
         "scale",
         "Many clients",
         """\
-Large models: ResNet-18, 20 rounds at 20 %, pictures and data so small that a round is seconds. Small clients: `mlp` and
-`tiny_cnn`, 18 pictures 16x16 to train and 6 to test, 60 rounds. Under Flower and Ray; all clients are evaluated
-before round 1 and after the last. Not part of `make bench`, but of `make bench-scale`.""",
+Large models: ResNet-18, 20 rounds at 20 %, with so little data that a round takes seconds. Small clients: `mlp` and
+`tiny_cnn`, 18 pictures 16x16 to train and 6 to test, 60 rounds. Both run under Flower and Ray. All clients are
+evaluated before round 1 and after the last. `make bench-scale` measures this; `make bench` does not.""",
         scale,
     ),
     Section(
         "deployment",
         "A round in a deployment",
         """\
-A SuperLink and two SuperNodes as processes on one machine, clients with next to nothing to train (an MLP, 40 pictures
-each). Flower starts a process per message. Medians over messages and rounds.""",
+A SuperLink and two SuperNodes run as processes on one machine. Their clients have next to nothing to train (an MLP,
+40 pictures each). Flower starts a process per message. Figures are medians over messages and rounds.""",
         deployment,
         meanwhile="""\
 Noted by hand from `make compose-test` (three nodes and the server on two cores, the flagship on digits4): a round
 takes 11.8 to 14.0 s, of which the work of a client, its model and its training, is 3.0 to 4.0 s; the same round takes
 1.6 to 3.1 s in simulation.""",
         after="""\
-What does not depend on the client's work is the process, most of which is imports, and waiting: a SuperNode
-asks the SuperLink for messages every 3 s, and looks every 0.5 s whether its process is done; both are fixed in Flower.
-How often it looks for work for a process is 0.2 s in `isoproto node` and the compose files (1 s in Flower). Imports
-take as long as they do here because both nodes share two cores with the server.""",
+What does not depend on the client's work is the process, most of which is imports, and waiting. A SuperNode asks
+the SuperLink for messages every 3 s, and checks every 0.5 s whether its process has ended; Flower fixes both. It
+looks for work for a process every 0.2 s in `isoproto node` and the compose files (1 s in Flower). Imports take this
+long here because both nodes share two cores with the server.""",
     ),
     Section(
         "data_memory",
         "Memory of pictures",
         """\
-Worker processes that all use one data set as large as CIFAR-10, which is decoded once a machine and mapped by all.
-More than the process had before it read anything.""",
+Worker processes all use one data set as large as CIFAR-10. It is decoded once per machine, and all processes map
+it. Figures are what a process has more than before it read anything.""",
         data_memory,
     ),
     Section(
         "peer_htfllib",
         "Beside HtFLlib",
         """\
-FedProto on identical data files, the same small CNN, rate and batches, every client tested in every round by the
-nearest global prototype, as HtFLlib does it, on a CPU. Needs a checkout of HtFLlib, so it is not part of `make
-bench`.""",
+FedProto on identical data files, with the same small CNN, rate and batches, on a CPU. Every client is tested in
+every round by the nearest global prototype, as HtFLlib does it. This needs a checkout of HtFLlib, so it is not part
+of `make bench`.""",
         peer_htfllib,
         command="python benchmarks/speed/peer_htfllib.py --checkout HtFLlib",
     ),
@@ -592,13 +598,13 @@ bench`.""",
 
 INTRODUCTION = """# Performance
 
-Made by `python benchmarks/speed/table.py`, the last step of `make bench`, from `benchmarks/results/*.json`: all figures
-in tables are from there, and so is whether a target was met. Figures in the text around them were taken by hand while
-the thing was built; they say why, not how fast it is today."""
+`python benchmarks/speed/table.py`, the last step of `make bench`, makes this page from `benchmarks/results/*.json`.
+All figures in tables come from there, and so does whether a target was met. Figures in the text around the tables
+were taken by hand while the parts were built. They say why something is as fast as it is, not how fast it is today."""
 
 
 def provenance(found: dict[str, Any]) -> str:
-    """Return how figures came about, and on what."""
+    """Return the command, machine and commit of the figures."""
     if "machine" not in found:
         return f"`{found['command']}`."
     on = found["machine"]
