@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale gpu-check results fab clean
+.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale gpu-check results presets fab clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -72,6 +72,9 @@ gpu-check: ## local training on this machine's GPU, with its own PyTorch and Num
 results: setup ## the tables of docs/results.md and docs/flagship.md, from JSON in benchmarks/results
 	$(BIN)/python benchmarks/reproduce/digits4.py
 	$(BIN)/python benchmarks/reproduce/flagship.py next main one anchors few long screening --table
+
+presets: setup ## conf/fedsaf and conf/fedhpro, from the table in conf/tables.py
+	$(BIN)/python conf/tables.py
 
 fab: setup ## build the bundle and list what is in it
 	$(BIN)/flwr build --app . && unzip -l *.fab

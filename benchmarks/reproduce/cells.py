@@ -1,18 +1,16 @@
 """Cells of a table: whole runs in one process, two at a time, their figures in a JSON file as they end."""
 
 import concurrent.futures
-import json
 import logging
 import multiprocessing
 import resource
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from isoproto.paths import write_atomically
+from benchmarks.record import ROOT as ROOT
+from benchmarks.record import record, recorded
 
-ROOT = Path(__file__).resolve().parents[2]
 # What isoproto was until ADR 9: prototypes as anchors, a fifth of the weight, no margin.
 EARLIER: dict[str, Any] = {
     "strategy": "isoproto",
@@ -51,7 +49,7 @@ def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict
 
 
 def run_missing(
-    path: Path,
+    table: str,
     cells: dict[str, dict[str, Any]],
     *,
     clients: int,
@@ -59,9 +57,19 @@ def run_missing(
     workers: int = 2,
     data_dir: str = "",
 ) -> dict[str, Any]:
-    """Run the cells that ``path`` lacks or has with other settings, and return all; several may do so at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = load(path)
+    """Run the cells that are not recorded yet, or were run with other settings, and return all cells.
+
+    Several processes may do this at once: each reads the file again before it adds a cell.
+
+    Args:
+        table: Name of the results file, without ``.json``.
+        cells: Settings of each cell by its name.
+        clients: Number of simulated clients.
+        command: What makes these results, as the file tells its readers.
+        workers: Cells that run at the same time.
+        data_dir: Folder of data files.
+    """
+    done = load(table)
     missing = {name: s for name, s in cells.items() if done.get(name, {}).get("settings") != s}
     # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.
     context = multiprocessing.get_context("spawn")
@@ -69,21 +77,21 @@ def run_missing(
         running = {pool.submit(run_cell, settings, clients, data_dir): name for name, settings in missing.items()}
         for number, future in enumerate(concurrent.futures.as_completed(running), 1):
             result = future.result()
-            done = {**load(path), running[future]: result}
-            save(path, done, command)
+            done = {**load(table), running[future]: result}
+            save(table, done, command)
             print(f"{number}/{len(running)}  {running[future]}: {result['accuracy']['mean']:.4f}", flush=True)
     return done
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(table: str) -> dict[str, Any]:
     """Return the cells in a results file."""
-    return json.loads(path.read_text())["cells"] if path.exists() else {}
+    cells: dict[str, Any] = recorded(table).get("cells", {})
+    return cells
 
 
-def save(path: Path, cells: dict[str, Any], command: str) -> None:
+def save(table: str, cells: dict[str, Any], command: str) -> None:
     """Write a results file."""
-    content = {"figure": "accuracy.mean", "command": command, "cells": cells}
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+    record(table, {"figure": "accuracy.mean", "command": command, "cells": cells})
 
 
 def points(values: list[float]) -> str:

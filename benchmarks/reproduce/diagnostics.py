@@ -17,6 +17,7 @@ from cells import EARLIER, ROOT
 from matplotlib.figure import Figure
 
 import server_app.app
+from benchmarks.record import record
 from client_app.app import make_app
 from client_app.training import extract
 from isoproto.config import RunConfig
@@ -109,7 +110,7 @@ def main() -> None:
     axes.legend()
     central.savefig(FIGURES / "central-prototypes.svg", metadata={"Date": None})
     content = {"command": "python benchmarks/reproduce/diagnostics.py", "settings": COMMON, "runs": results}
-    (ROOT / "benchmarks" / "results" / "diagnostics.json").write_text(json.dumps(content, indent=1) + "\n")
+    record("diagnostics", content)
 
 
 if __name__ == "__main__":

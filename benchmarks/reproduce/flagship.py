@@ -24,7 +24,6 @@ import numpy as np
 from cells import EARLIER, ROOT, load, points, run_missing, save
 from PIL import Image
 
-RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "docs" / "flagship.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 Cells = dict[str, dict[str, Any]]
@@ -292,11 +291,12 @@ def identity(stage: str, settings: dict[str, Any]) -> str:
 
 def adopt(stage: str) -> None:
     """Take over what other stages have run already, controls above all."""
-    path = RESULTS / f"flagship-{stage}.json"
-    done = {s: load(RESULTS / f"flagship-{s}.json") for s in reversed(stages())}  # of several, the main tables' run
+    name = f"flagship-{stage}"
+    done = {s: load(f"flagship-{s}") for s in reversed(stages())}  # of several, the main tables' run
     runs = {identity(s, cell["settings"]): cell for s, cells in done.items() for cell in cells.values()}
     wanted = {name: runs.get(identity(stage, settings)) for name, settings in stages()[stage].items()}
-    save(path, {name: cell for name, cell in (wanted | load(path)).items() if cell and name in wanted}, command(stage))
+    kept = {cell: found for cell, found in (wanted | load(name)).items() if found and cell in wanted}
+    save(name, kept, command(stage))
 
 
 def command(stage: str) -> str:
@@ -306,7 +306,7 @@ def command(stage: str) -> str:
 
 def table() -> str:
     """Return docs/flagship.md."""
-    done = {stage: load(RESULTS / f"flagship-{stage}.json") for stage in stages()}
+    done = {stage: load(f"flagship-{stage}") for stage in stages()}
     lines = [INTRODUCTION]
 
     def single(stage: str, partition: str, rows: Cells, control: str, suffix: str = "") -> None:
@@ -421,81 +421,101 @@ def table() -> str:
 
 INTRODUCTION = """# Hyper-prototypes, measured
 
-Made by `python benchmarks/reproduce/flagship.py --table` from `benchmarks/results/flagship-*.json`; no figure in a
-table is typed by hand. Pictures of gradient matching: [below](#gradient-matching). Decisions made on the screening:
-[ADR 6](adr/0006-flagship.md).
+`python benchmarks/reproduce/flagship.py --table` makes this page from `benchmarks/results/flagship-*.json`. No
+figure in a table is typed by hand. [Gradient matching](#gradient-matching) has pictures, and [ADR
+6](adr/0006-flagship.md) the decisions that followed from the screening.
 
-Accuracy in per cent: every client's own model, by its head, on its own test part, mean over 20 clients. `final` is
-the last round; `last five` the mean of the last five rounds, on which differences are taken since a client's test
-part is small. Differences are paired: all methods of a seed share partition, initial weights and batch order. ± is
-the sample standard deviation over seeds 0, 1, 2 (the partition is the same in all). Unless said: digits4, 20 clients,
-15 rounds, one local epoch, SGD 0.02 with momentum 0.9, batch 32, four architectures, feature width 128. *Frozen* is
-the same method with `hyper.learning-rate = 0`: hyper-prototypes stay where they start and no gradients travel.
-`anchors = own` and `anchors = private` with the simplex (`shrink = 1`) use nothing of other clients: the same losses
-towards the client's own prototypes and relations, or towards random vectors of its own. Rows named *prototypes* are
-`isoproto` with prototypes as anchors, in the frame embedded from the averaged relations. Each table holds its own
-control, since tables were made by code of different days, which rounds differently: that alone is worth up to a point
-in one run, a few tenths in the mean of three.
+**Figures.** Accuracy in per cent. Each client tests its own model, with its own classifier, on its own test part;
+the figure is the mean over 20 clients. `final` is the last round. `last five` is the mean of the last five rounds.
+Differences are taken on `last five`, since a client's test part is small. They are paired: all methods of a seed
+share partition, initial weights and batch order. ± is the sample standard deviation over seeds 0, 1 and 2. The
+partition is the same in all of them.
 
-**What it says.** With four architectures and nobody's weights, `isoproto` is better than `local` and `fedproto` in
-both settings, by more than the spread and in every seed: by domain +3.2 over `local` and +3.7 over `fedproto`, under
-Dirichlet 0.1 +2.0 and +2.1. After 60 rounds, when training has converged, by domain +4.2 (one seed; the earlier form
-had nothing left there), with 80 clients of 60 pictures each +5.3. But *the gain is not federation*. The same losses
-with nothing exchanged, towards random vectors of the client's own and the simplex, gain +3.3 and +1.7, and with
-little data +4.7 of the 5.3: regularisation by random directions at full weight with a margin. What the others know
-adds -0.1 +- 0.6, 0.3 +- 0.3 and (little data) 0.5 +- 1.1 points. Gradient matching does its job (L_GM falls to a
-fourth or less within a round) and brings no accuracy: -0.2 +- 0.1 and 0.0 +- 0.4 against the frozen twin;
-`hyper.learning-rate = 0` halves the uplink for nothing. `fedhpro` with `share = head` gains +3.4 by domain and +1.5
-under Dirichlet, and its frozen twin as much (differences -0.1 +- 0.3 and 0.2 +- 0.3; a lead of 0.8 +- 0.5 in an
-earlier run did not come again). FedSAF's own losses gain less than a point: GCSA 0.5 +- 0.3 and 0.7 +- 0.2, RCSA 0.3
-+- 0.7 and 0.5 +- 0.1.
+**Setting.** Unless a section says otherwise: digits4, 20 clients, 15 rounds of one local epoch, SGD 0.02 with
+momentum 0.9, batches of 32, four architectures, features of width 128.
 
-How it came to that: the first form pulled towards prototypes in a frame of the server's at a fifth of the weight
-(+1.4 and +0.9 over three seeds, [ADR 9](adr/0009-common-anchors.md)). Tried there without effect: three frames, two
-heads, K = 1, 5, 10, M = 10, 30 ("Screening"). Taking `fedhpro` apart then showed that the head shared and the vectors
-learned matter least, and random vectors, full weight and the margin most. Prototypes as anchors at that weight are
-worse by domain and lose 1.4 points under Dirichlet ("Other forms"). What structure (GCSA) adds, three seeds do not
-tell from nothing (with nothing exchanged 0.8 +- 1.2 by domain, 0.6 +- 1.1 under Dirichlet). In its literal form (HPAL
-summed over coordinates) `fedhpro` loses under both at this optimiser. The papers report no digits4, so there is no
-number of theirs to put beside these. A high rate breaks it: with SGD 0.1 without momentum `isoproto` ends 4 points
-below `local` (one seed), where the earlier form gains 0.9; with Adam 0.002 it gains 2.7.
+**Rows.** *Frozen* is the same method with `hyper.learning-rate = 0`: hyper-prototypes stay where they start, and no
+gradients travel. `anchors = own`, and `anchors = private` with the simplex (`shrink = 1`), use nothing of other
+clients. They have the same losses, but pull towards the client's own prototypes and relations, or towards its own
+random vectors. Rows named *prototypes* are `isoproto` with prototypes as anchors, in the frame that is embedded
+from the averaged relations. Each table holds its own control, because the tables were made by code of different
+days, which rounds differently. Rounding alone is worth up to a point in one run, and a few tenths in the mean of
+three.
 
-With one architecture and averaged models `fedhpro` is 3.6 +- 0.5 above `fedavg` by domain, in every seed, and its
-frozen twin 3.3 +- 0.7 (difference 0.3 +- 0.5): the two losses help, learning the hyper-prototypes adds nothing that
-three seeds show. Under Dirichlet 0.1, where clients hold few classes and averaging itself is in trouble, it is 22
-points below. The literal form does not train.
+**What it says.** The clients of these four points have four architectures and share no weights.
 
-On CIFAR-10 (one seed, Dirichlet 0.1; clients of few classes, `local` at 85) nothing helps: RCSA ends 0.4 above
-`local`, GCSA 0.3, `isoproto` 0.9 and `fedhpro` 1.6 below it, and with nothing exchanged 0.4 below. With a long tail
-(rho 100) an averaged model collapses under this label skew, whoever trains it (17 to 18; 22 with classifier
-re-training); clients on their own reach 55, `isoproto` 54. With 100 classes (Tiny-ImageNet-100, Dirichlet 0.1) one
-seed tells nobody from `local`: `isoproto` +0.2, its frozen twin +0.6, the earlier form +1.3, and relations alone
--0.3, which the simplex (+0.3) does without. All of these are far from the papers' settings (8,000 to 10,000 pictures,
-12 and 15 rounds, small networks).
+- `isoproto` is better than `local` and `fedproto` in both settings, by more than the spread and in every seed. By
+  domain it gains +3.2 over `local` and +3.7 over `fedproto`; under Dirichlet 0.1 it gains +2.0 and +2.1. After 60
+  rounds, when training has converged, it gains +4.2 by domain (one seed; the earlier form gained nothing there).
+  With 80 clients of 60 pictures each it gains +5.3.
+- *The gain is not federation.* The same losses with nothing exchanged, towards the client's own random vectors and
+  the simplex, gain +3.3 and +1.7, and with little data +4.7 of the 5.3. So the gain is regularisation, by random
+  directions at full weight with a margin. What comes from other clients adds -0.1 +- 0.6, 0.3 +- 0.3 and (little
+  data) 0.5 +- 1.1 points.
+- Gradient matching does its job: L_GM falls to a fourth or less within a round. It brings no accuracy: the
+  differences to the frozen twin are -0.2 +- 0.1 and 0.0 +- 0.4. `hyper.learning-rate = 0` halves the uplink and
+  loses nothing.
+- `fedhpro` with `share = head` gains +3.4 by domain and +1.5 under Dirichlet. Its frozen twin gains as much
+  (differences -0.1 +- 0.3 and 0.2 +- 0.3). A lead of 0.8 +- 0.5 in an earlier run did not appear again. FedSAF's
+  own losses gain less than a point: GCSA 0.5 +- 0.3 and 0.7 +- 0.2, RCSA 0.3 +- 0.7 and 0.5 +- 0.1.
+
+**How we came to this form.**
+
+- The first form pulled towards prototypes in a frame of the server, at a fifth of the weight. It gained +1.4 and
+  +0.9 over three seeds ([ADR 9](adr/0009-common-anchors.md)). Three frames, two heads, K = 1, 5, 10 and M = 10, 30
+  made no difference there ("Screening").
+- Taking `fedhpro` apart showed what matters. The shared head and the learned vectors matter least. Random vectors,
+  full weight and the margin matter most. Prototypes as anchors at that weight are worse by domain and lose 1.4
+  points under Dirichlet ("Other forms").
+- Three seeds do not show that structure (GCSA) adds anything: with nothing exchanged it adds 0.8 +- 1.2 by domain
+  and 0.6 +- 1.1 under Dirichlet.
+- In its literal form (HPAL summed over coordinates) `fedhpro` loses under both settings with this optimiser. The
+  papers do not use digits4, so they have no number to compare with.
+- A high learning rate breaks `isoproto`. With SGD 0.1 without momentum it ends 4 points below `local` (one seed),
+  where the earlier form gains 0.9. With Adam 0.002 it gains 2.7.
+
+**One architecture.** With averaged models `fedhpro` is 3.6 +- 0.5 above `fedavg` by domain, in every seed. Its
+frozen twin is 3.3 +- 0.7 above it (difference 0.3 +- 0.5). So the two losses help, and three seeds show no gain
+from learning the hyper-prototypes. Under Dirichlet 0.1 clients hold few classes and averaging itself is in trouble;
+there `fedhpro` is 22 points below. The literal form does not train.
+
+**Other data.** All of these are far from the papers' settings: 8,000 to 10,000 pictures, 12 and 15 rounds, small
+networks.
+
+- On CIFAR-10 (one seed, Dirichlet 0.1; clients of few classes, `local` at 85) nothing helps. RCSA ends 0.4 above
+  `local` and GCSA 0.3. `isoproto` ends 0.9 below it, `fedhpro` 1.6, and 0.4 with nothing exchanged.
+- With a long tail (rho 100) an averaged model collapses under this label skew, whichever method trains it (17 to
+  18; 22 with classifier re-training). Clients that train alone reach 55, `isoproto` 54.
+- With 100 classes (Tiny-ImageNet-100, Dirichlet 0.1) one seed tells no method from `local`: `isoproto` +0.2, its
+  frozen twin +0.6, the earlier form +1.3, and relations alone -0.3. The simplex (+0.3) does without those
+  relations.
 """
 
 
 MATCHING = """## Gradient matching
 
-Made by `python benchmarks/reproduce/diagnostics.py` (digits4 by domain, 20 clients, 15 rounds, seed 0), figures in
-`benchmarks/results/diagnostics.json`.
+`python benchmarks/reproduce/diagnostics.py` makes these pictures (digits4 by domain, 20 clients, 15 rounds, seed
+0). Their figures are in `benchmarks/results/diagnostics.json`.
 
 ![L_GM against the matching step](figures/gradient-matching.svg)
 
-L_GM per class over the 30 steps of a round (FedHPro's Fig. 4). With the paper's start from noise and SGD 0.1 it is
-small before the first step (0.001 to 0.014) and falls by 1 to 4 per cent of itself: hyper-prototypes move by 0.8 per
-cent of their length in 15 rounds. In `isoproto` (Adam 0.002, prototype head) it starts at 0.29, falls by a third in the
-first round that has gradients and four- to eightfold within each later one; they move by 15 per cent, in the earlier
-form (start from prototypes) by 23. Clients' gradients of a class agree with a mean cosine of 0.9 and more where models
-are averaged and in the frame of the earlier form, from the start; where only heads are averaged, or nothing but
-directions is common, they come to 0.96 and more as training goes on (from 0.0 and 0.6).
+This is L_GM per class over the 30 steps of a round (FedHPro's Fig. 4).
+
+- With the paper's start from noise and SGD 0.1, L_GM is small before the first step (0.001 to 0.014). It falls by 1
+  to 4 per cent of itself. Hyper-prototypes move by 0.8 per cent of their length in 15 rounds.
+- In `isoproto` (Adam 0.002, prototype head) it starts at 0.29. It falls by a third in the first round that has
+  gradients, and four- to eightfold within each later round. Hyper-prototypes move by 15 per cent; in the earlier
+  form, which starts from prototypes, they move by 23.
+- Clients' gradients of a class agree with a mean cosine of 0.9 and more from the start where models are averaged,
+  and in the frame of the earlier form. Where only heads are averaged, or only directions are common, they start at
+  0.0 and 0.6 and come to 0.96 and more as training goes on.
 
 ![Distance from central prototypes](figures/central-prototypes.svg)
 
-Distance from central prototypes, in their radii (FedHPro's Fig. 2; one architecture, averaged model). Features are
-pulled towards the hyper-prototypes, so both kinds come closer; averaged prototypes are nearer in every round (0.24
-against 0.48 after 15). The paper reports the opposite order, with central prototypes from a model that was trained
-centrally; data, depth and number of rounds differ too.
+This is the distance from central prototypes, in their radii (FedHPro's Fig. 2; one architecture, averaged model).
+Features are pulled towards the hyper-prototypes, so both kinds come closer. Averaged prototypes are nearer in every
+round (0.24 against 0.48 after 15). The paper reports the opposite order, with central prototypes from a model that
+was trained centrally. Its data, depth and number of rounds differ too.
 
 """
 
@@ -513,8 +533,8 @@ def main() -> None:
             prepare(Path(arguments.data_dir).expanduser())
         for stage in arguments.stages:
             adopt(stage)
-            clients, path = CLIENTS_OF.get(stage, CLIENTS), RESULTS / f"flagship-{stage}.json"
-            run_missing(path, stages()[stage], clients=clients, command=command(stage))
+            clients = CLIENTS_OF.get(stage, CLIENTS)
+            run_missing(f"flagship-{stage}", stages()[stage], clients=clients, command=command(stage))
     if arguments.table:
         TABLE.write_text(table())
         print(f"wrote {TABLE.relative_to(ROOT)}")

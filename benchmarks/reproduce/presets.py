@@ -7,18 +7,18 @@ Rows are written to benchmarks/results/presets.json as they end; a second call r
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from cells import ROOT, load, run_cell
 
+from benchmarks.record import record
 from isoproto.config import read_overrides
 from isoproto.errors import IsoprotoError
 
 CONF = ROOT / "conf"
-RESULTS = ROOT / "benchmarks" / "results" / "presets.json"
+RESULTS = "presets"
 TABLE = ROOT / "docs" / "presets.md"
 COMMAND = "python benchmarks/reproduce/presets.py --data-dir DIR"
 CLIENTS = 20  # of presets that do not say
@@ -47,7 +47,7 @@ def run_missing(data_dir: Path) -> None:
             continue
         kept = ("accuracy", "bytes", "replaced", "failed", "versions", "fingerprint", "git_commit")
         done[name] = {"settings": settings, "seconds": round(time.monotonic() - begun, 1), **_only(result, kept)}
-        RESULTS.write_text(json.dumps({"command": COMMAND, "cells": done}, indent=1) + "\n")
+        record(RESULTS, {"command": COMMAND, "cells": done})
         print(f"{name}: {done[name]['seconds']} s, {result['accuracy']['mean']:.4f}", flush=True)
 
 
@@ -82,9 +82,10 @@ def _row(name: str, cell: dict[str, Any] | None) -> str:
 
 INTRODUCTION = """# Presets
 
-`conf/fedsaf/` and `conf/fedhpro/` have a file for each column of the papers' tables: data, partition, clients, models
-and training, as far as the papers tell; what they do not tell is said on top of each file, with the command. The
-method comes on the command line:
+`conf/fedsaf/` and `conf/fedhpro/` have one file for each column of the papers' tables. A file sets the data,
+partition, clients, models and training as far as the paper states them. Its first lines say what the paper leaves
+open, and end with the command. All of these files come from one table, `conf/tables.py`; `make presets` writes
+them. The method is given on the command line:
 
 ```sh
 isoproto run -c conf/fedsaf/cifar10_dir0.1_htfe9.toml -c "strategy='fedsaf' alignment='rcsa' lambda=5 gamma=30"
@@ -94,36 +95,46 @@ isoproto run -c conf/fedsaf/pacs.toml -c conf/fedsaf/authors_code.toml -c "align
 flwr run . --stream -c conf/fedsaf/pacs.toml --federation-config "num-supernodes=4 client-resources-num-cpus=1"
 ```
 
-`clients` in a preset is the paper's number; `num-supernodes` may be smaller (nodes then stand for several clients
-each), not larger. FedHPro's presets average whole models, as the paper's tables do for all methods, those of HtFE
-groups the classifier: `share='none'` leaves that out, and `strategy='local'` leaves out all that is exchanged.
-`conf/fedhpro/paper.toml`, `released_code.toml` and `conf/fedsaf/authors_code.toml` are methods, not columns. The
-second has data and model of the published code too, so it runs as it is; the third is laid over a column, and trains
-as FedSAF's authors do, on samples in one order and whole batches alone.
+`clients` in a preset is the paper's number. `num-supernodes` may be smaller, and each node then stands for several
+clients. It must not be larger. FedHPro's presets average whole models, as the paper's tables do for all methods;
+those of HtFE groups average the classifier. `share='none'` turns averaging off, and `strategy='local'` turns off
+everything that is exchanged.
 
-Not taken from that code: it stops a run after 50 rounds without a new best accuracy (`best` in `summary.json` is that
-best); under GCSA and RCSA a sample without a prototype is its own target, where ours leaves it out; PACS's training
-pictures are changed once, before they are split, so that changed ones are tested on too; features of some text models
-are log-softmaxed and read out behind the padding; a client with less than a batch never trains, where here it trains
-on what it has; and the faults of other methods (FedTGP, FedGen, FedMRL, FedKD, FedDistill), which are not here either.
+Three files are methods, not columns. `conf/fedhpro/paper.toml` has no data or model.
+`conf/fedhpro/released_code.toml` also has the data and the model of the published code, so it runs by itself.
+`conf/fedsaf/authors_code.toml` is given after a column's file and makes it train as FedSAF's authors do, on samples
+in a fixed order and on whole batches only.
 
-What is not the papers': pictures are brought to [-1, 1] everywhere, as FedSAF does. FedHPro does not tell; its
-published code brings both CIFARs to the mean and spread of CIFAR-10, and fills crops up with that mean. The `lambda`
-and `gamma` that FedSAF's presets name are read off the paper's Fig. 5, for MSE and cosine the best cell, for GCSA and
-RCSA one amid good ones; the paper tells none, and a run that names none takes [ours](adr/0003-weights.md).
+These things in the authors' code were not taken over:
+
+- It stops after 50 rounds without a new best accuracy. (`best` in `summary.json` is that best accuracy.)
+- Under GCSA and RCSA, a sample without a prototype is its own target. Ours leaves it out.
+- It changes PACS's training pictures once, before they are split, so that changed pictures are tested on too.
+- It applies log-softmax to the features of some text models, and reads them after the padding.
+- A client with less than one batch never trains. Here it trains on what it has.
+- It has faults in other methods (FedTGP, FedGen, FedMRL, FedKD, FedDistill), which these presets do not use.
+
+Two things do not come from the papers:
+
+- Pictures are scaled to [-1, 1] everywhere, as FedSAF does. FedHPro does not state its scaling. Its published code
+  scales both CIFARs to the mean and spread of CIFAR-10, and fills crops with that mean.
+- The `lambda` and `gamma` in FedSAF's presets are read off the paper's Fig. 5: for MSE and cosine the best cell,
+  for GCSA and RCSA one among good ones. The paper states none. A run that sets none takes [our
+  own](adr/0003-weights.md).
 
 ## At small scale
 
-`-c "scale='small'"`, after the preset, makes a run of minutes on two cores of it: stand-ins for data sets that few
-have, smaller models of the same kinds, each below two million parameters, one epoch, at most five rounds, and 2,000
-samples or 20 a client (all of them where clients are users or draw fractions of a domain). What was replaced by what
-stands in the log and in `replaced` of `summary.json`; what a data set takes for a part that is not there (SVHN and SYN
-of `digits`, say) is in `data_notes`, as always. Such figures say that a setting runs, and nothing about the paper's.
+Put `-c "scale='small'"` after the preset to get a run of minutes on two cores. It replaces data sets that few
+people have, and takes smaller models of the same kinds, each below two million parameters. It trains for one epoch
+and at most five rounds, on 2,000 samples or 20 per client (on all samples where clients are users or draw fractions
+of a domain). The log and `replaced` in `summary.json` say what was replaced. `data_notes` says what a data set uses
+for a part that is missing, for example SVHN and SYN of `digits`. Such figures show that a setting runs. They say
+nothing about the paper's figures.
 
-The table: each preset at small scale for *one* round, seed 0, with the method in the file (`fedsaf`'s own weights),
-in one process that shares two cores with other work. Accuracy is the mean over the clients after that round, near
-guessing in most of them; KiB what a client sends and receives in the round. {state} It is made by `{command}`, which
-goes on where it stopped; DIR is a folder of data files ([data.md](data.md)).
+The table has each preset at small scale for *one* round, seed 0, with the method in the file (`fedsaf` with our own
+weights). Each ran in one process that shared two cores with other work. Accuracy is the mean over the clients after
+that round, which is near guessing for most presets. KiB is what a client sends and receives in the round. {state}
+`{command}` makes the table and continues where it stopped; DIR is a folder of data files ([data.md](data.md)).
 
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cells import ROOT, run_missing
 
-RESULTS = ROOT / "benchmarks" / "results" / "rounding.json"
+RESULTS = "rounding"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 DTYPES = ("float32", "float16", "int8")
 

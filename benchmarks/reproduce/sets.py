@@ -1,4 +1,4 @@
-"""Six data sets of the papers at small scale: `fedsaf` and `isoproto` against `local`, and curves, from one command.
+"""Six data sets of the papers at small scale: `fedsaf` and `isoproto` compared with `local`, with curves.
 
 Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
 Cells are written to benchmarks/results/sets.json as they end; a second call runs only what is missing.
@@ -18,7 +18,7 @@ import matplotlib as mpl
 from cells import EARLIER, ROOT, load, run_missing
 from matplotlib.figure import Figure
 
-RESULTS = ROOT / "benchmarks" / "results" / "sets.json"
+RESULTS = "sets"
 TABLE = ROOT / "docs" / "sets.md"
 FIGURES = ROOT / "docs" / "figures"
 COMMAND = "python benchmarks/reproduce/sets.py --data-dir DIR"
@@ -26,7 +26,7 @@ COMMAND = "python benchmarks/reproduce/sets.py --data-dir DIR"
 
 @dataclass(frozen=True)
 class Setting:
-    """A data set and its clients, settings that differ from the defaults, and what to know of the result."""
+    """A data set with its clients, the settings that differ from the defaults, and what the page says about it."""
 
     clients: int
     settings: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def figure(self) -> str:
-        """Name of the picture of its curves."""
+        """File name of the picture with its curves."""
         return f"sets-{self.settings['data'].partition(':')[0]}.svg"
 
 
@@ -53,25 +53,31 @@ SETS: dict[str, Setting] = {
     "CIFAR-10": Setting(
         20,
         {"data": "cifar10", "partition": "dirichlet", "alpha": 0.1, "max-samples": 6000, "rounds": 12},
-        """20 clients, Dirichlet 0.1, 6,000 of 59,000 pictures, 12 rounds. FedSAF, Tables III and VIII (HtFE9, 60,000
-pictures, 300 rounds of 5 epochs, test samples of all clients together, best round): 84.87 without alignment, 86.40
-with MSE, 88.03 with GCSA. Always answering a client's most frequent class is right in 74 % of all cases there, and 69
-% here.""",
+        """20 clients, Dirichlet 0.1, 6,000 of 59,000 pictures, 12 rounds. Always answering a client's most frequent
+class is right in 69 % of all cases.
+
+FedSAF, Tables III and VIII, has 84.87 without alignment, 86.40 with MSE and 88.03 with GCSA. There it is HtFE9, 60,000
+pictures, 300 rounds of 5 epochs, and the best round on the test samples of all clients together. Always answering a
+client's most frequent class is right in 74 % of all cases there.""",
     ),
     "PACS": Setting(
         4,
         {"data": "pacs", "partition": "one_domain", "max-samples": 2000, "rounds": 12},
-        """4 clients, a domain each, 2,000 of 9,991 pictures at 64x64, 12 rounds. A client is a domain and an
-architecture, as in the paper. FedSAF, Table IV (ResNet-4, -6, -8 and -10, all pictures, 300 rounds of 5 epochs): MSE
-59.89, Cosine 59.66, GCSA 61.56, RCSA 61.00; the table has no row without alignment.""",
+        """4 clients, 2,000 of 9,991 pictures at 64x64, 12 rounds. Each client has one domain and one architecture,
+as in the paper.
+
+FedSAF, Table IV, has MSE 59.89, Cosine 59.66, GCSA 61.56 and RCSA 61.00. There it is ResNet-4, -6, -8 and -10, all
+pictures, and 300 rounds of 5 epochs. The table has no row without alignment.""",
     ),
     "Office-Caltech": Setting(
         10,
         {"data": "office_caltech", "partition": "domain:2,3,4,1", "rounds": 20},
-        """10 clients in FedHPro's numbers (amazon 2, caltech 3, dslr 4, webcam 1) that share all of their domain,
-64x64, 20 rounds; the test part of a dslr client is ten pictures. FedHPro, Tables 2 and A7, measures something else:
-one averaged ResNet-10 on each domain's whole test set, clients with 20 % of a domain each, 100 rounds of 10 epochs.
-FedAvg 55.42, FedHPro 64.52, and where only prototypes travel FedProto 51.38, FedTGP 52.46, FedSA 53.45.""",
+        """10 clients in FedHPro's numbers (amazon 2, caltech 3, dslr 4, webcam 1), 64x64, 20 rounds. The clients of a
+domain share all of it. The test part of a dslr client is ten pictures.
+
+FedHPro, Tables 2 and A7, measures something else: one averaged ResNet-10 on each domain's whole test set, clients with
+20 % of a domain each, 100 rounds of 10 epochs. FedAvg has 55.42 and FedHPro 64.52. Where only prototypes travel,
+FedProto has 51.38, FedTGP 52.46 and FedSA 53.45.""",
     ),
     "AG News": Setting(
         20,
@@ -83,10 +89,12 @@ FedAvg 55.42, FedHPro 64.52, and where only prototypes travel FedProto 51.38, Fe
             "models": "fasttext,text_logistic,bilstm,textcnn",
             "learning-rate": 0.01,
         },
-        """20 clients, Dirichlet 1.0 (the paper does not tell alpha), 7,600 of 127,600 texts, 10 rounds; fastText,
-logistic regression, BiLSTM and TextCNN of width 32, Adam 0.01, batch 16. FedSAF, Table V (HtFE6-txt of width 512, 300
-rounds of 5 epochs): MSE 52.49, Cosine 54.17, GCSA 57.49, RCSA 57.48. Always answering a client's most frequent class
-gives 53 there, 58 here.""",
+        """20 clients, Dirichlet 1.0 (the paper does not state alpha), 7,600 of 127,600 texts, 10 rounds. The models are
+fastText, logistic regression, BiLSTM and TextCNN of width 32, with Adam 0.01 and batches of 16. Always answering a
+client's most frequent class gives 58.
+
+FedSAF, Table V, has MSE 52.49, Cosine 54.17, GCSA 57.49 and RCSA 57.48. There it is HtFE6-txt of width 512 and 300
+rounds of 5 epochs. Always answering a client's most frequent class gives 53 there.""",
     ),
     "Shakespeare": Setting(
         8,
@@ -97,10 +105,12 @@ gives 53 there, 58 here.""",
             **CHARACTERS,
             "learning-rate": 0.01,
         },
-        """8 clients, the roles of Tiny Shakespeare that speak most, a window every 40 characters, 10 rounds; LSTM,
-BiLSTM and GRU of width 32, Adam 0.01. FedSAF, Table V (LEAF's plays, HtFE6-txt of width 512, 118 roles in its
-authors' code, 300 rounds of 5 epochs): MSE 43.41, Cosine 44.04, GCSA 45.26, RCSA 45.75. Always answering the most
-frequent character (space) gives 16 here.""",
+        """8 clients: the roles of Tiny Shakespeare that speak most. A window starts every 40 characters; 10 rounds. The
+models are LSTM, BiLSTM and GRU of width 32, with Adam 0.01. Always answering the most frequent character (space) gives
+16.
+
+FedSAF, Table V, has MSE 43.41, Cosine 44.04, GCSA 45.26 and RCSA 45.75. There it is LEAF's plays, HtFE6-txt of width
+512, 118 roles in its authors' code, and 300 rounds of 5 epochs.""",
     ),
     "Reviews": Setting(
         4,
@@ -111,18 +121,20 @@ frequent character (space) gives 16 here.""",
             **TEXT,
             "learning-rate": 0.005,
         },
-        """4 clients, a kind of product each (books, DVD, electronics, kitchen), 4,000 of the 8,000 reviews of
-FDU-MTL, 10 rounds; fastText, LSTM, BiLSTM and logistic regression of width 32, Adam 0.005, batch 16. FedSAF, Table V
-(Amazon Review as counts of 5,000 words, and networks on them, 300 rounds of 5 epochs): MSE 87.73, Cosine 87.68, GCSA
-88.15, RCSA 88.56. Two points have only one shape: with two classes the term between prototypes is zero, in GCSA and
-RCSA alike, and only the one on samples works.""",
+        """4 clients, each with one kind of product (books, DVD, electronics, kitchen), 4,000 of the 8,000 reviews of
+FDU-MTL, 10 rounds. The models are fastText, LSTM, BiLSTM and logistic regression of width 32, with Adam 0.005 and
+batches of 16. Two points have only one shape. So with two classes the term between prototypes is zero, in GCSA and in
+RCSA, and only the term on samples works.
+
+FedSAF, Table V, has MSE 87.73, Cosine 87.68, GCSA 88.15 and RCSA 88.56. There it is Amazon Review as counts of 5,000
+words, networks on these counts, and 300 rounds of 5 epochs.""",
     ),
 }
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"strategy": "local"},
     "fedsaf": {"strategy": "fedsaf"},
     "isoproto": {"strategy": "isoproto"},
-    # The control: the same losses towards random vectors of the client's own and the simplex.
+    # The control: the same losses, but each client pulls towards its own random vectors and the simplex.
     "isoproto, nothing exchanged": {
         "strategy": "isoproto",
         "anchors": "private",
@@ -168,7 +180,7 @@ def table() -> str:
             draw(name, done)
             lines.append(f"![Accuracy by round](figures/{setting.figure})")
         else:
-            lines.append("Some of its runs are still to be made.")
+            lines.append("Some runs of this set are missing.")
     ran = [done[cell] for name in whole for cell in wanted[name]]
     commits = sorted({cell["git_commit"] for cell in ran})
     minutes = sum(cell["cpu_seconds"] for cell in ran) / 60
@@ -188,30 +200,39 @@ def _row(name: str, method: str, done: Mapping[str, Any]) -> str:
 
 INTRODUCTION = """# Data sets of the papers, at small scale
 
-Made by `{command}` from `benchmarks/results/sets.json`; no figure in the
-table is typed by hand, those of the papers below are. DIR holds the data files ([data.md](data.md)).
+`{command}` makes this page from `benchmarks/results/sets.json`. No figure in the table is typed by hand. Figures of
+the papers, in the sections below, are. DIR holds the data files ([data.md](data.md)).
 
-Accuracy in per cent: every client's own model, by its head, on its own test part, mean over the clients. `final` is
-the last round; `last five` the mean of the last five rounds, on which the difference to `local` is taken. `best
-round, pooled` counts the test samples of all clients together, as FedSAF's tables do (but Table IV, a mean over
-domains), in the round that is best on test data, and is therefore optimistic. All methods of a set share partition,
-initial weights and batch order (seed 0), and have the weights of their terms from the defaults, on every set the
-same. CPU is of one core, data and all evaluations included. Unless said: SGD 0.02 with momentum 0.9, batch 32, one
-local epoch, four small networks of different kinds dealt out in turn (`demo4`), feature width 128.
+**Figures.** Accuracy in per cent. Each client tests its own model, with its own classifier, on its own test part;
+the figure is the mean over the clients. `final` is the last round. `last five` is the mean of the last five rounds,
+and the difference to `local` is taken on it. `best round, pooled` counts the test samples of all clients together,
+as FedSAF's tables do (except Table IV, a mean over domains). It is taken in the round that is best on test data, so
+it is optimistic. All methods of a set share partition, initial weights and batch order (seed 0). The weights of
+their terms are the defaults, the same on every set. CPU is the time of one core, with data and all evaluations.
 
-**What it says.** One seed, small models and few rounds: a check that each of these settings runs and learns, and no
-reproduction of a table. `local` is hard to beat here too. Of 24 differences to it 14 are below zero, and 16 lie
-within -1.3 and +1.3 points, which one seed cannot tell from nothing: the standard error of an accuracy is about one
-point on CIFAR-10 and AG News (1,506 and 1,906 test samples), one and a half on Shakespeare and reviews (1,076 and
-1,000) and two on Office-Caltech and PACS (636 and 500), somewhat less for a difference of two methods on the same
-samples; on PACS curves jump by ten points from round to round, and another rounding of the losses alone moved three of
-its four differences by 2 to 4 points. On AG News every method ends below `local`, `fedsaf` by 2.6 points, which may be
-real; the weights of the terms are those that were chosen for pictures. `isoproto` ends above `local` on three sets, by
-3.5 points on Office-Caltech, with domain skew and few pictures a client, as on digits4 by domain; with nothing
-exchanged its losses gain nearly all of that there, and on Shakespeare all of it. The papers train for up to 1,500
-epochs on whole sets, with networks some hundred times as large; these runs have 10 to 20 epochs. What FedSAF reports
-is GCSA's lead over MSE (1.6 points on CIFAR-10, 1.7 on PACS, 5.0 on AG News, 1.9 on Shakespeare, 0.4 on reviews); MSE
-was not run here, and most of these leads would be lost in our noise. They are neither confirmed nor refuted.
+**Setting.** Unless a section says otherwise: SGD 0.02 with momentum 0.9, batches of 32, one local epoch, features
+of width 128, and four small networks of different kinds that are dealt out in turn (`demo4`).
+
+**What it says.** These are single seeds, small models and few rounds. They show that each setting runs and learns.
+They do not reproduce a table.
+
+- `local` is hard to beat here too. Of 24 differences to it, 14 are below zero. 16 lie within -1.3 and +1.3 points,
+  which one seed cannot tell from nothing.
+- The standard error of an accuracy is about one point on CIFAR-10 and AG News (1,506 and 1,906 test samples), one
+  and a half on Shakespeare and reviews (1,076 and 1,000), and two on Office-Caltech and PACS (636 and 500). It is
+  somewhat less for a difference of two methods on the same samples.
+- On PACS, curves jump by ten points from round to round. Another rounding of the losses alone moved three of its
+  four differences by 2 to 4 points.
+- On AG News every method ends below `local`. `fedsaf` ends 2.6 points below, which may be real: the weights of the
+  terms were chosen for pictures.
+- `isoproto` ends above `local` on three sets. On Office-Caltech it gains 3.5 points. That set has domain skew and
+  few pictures per client, as digits4 by domain has. With nothing exchanged, its losses gain nearly all of that
+  there, and all of it on Shakespeare.
+- The papers train for up to 1,500 epochs on whole sets, with networks some hundred times as large. These runs have
+  10 to 20 epochs.
+- FedSAF reports that GCSA leads MSE (1.6 points on CIFAR-10, 1.7 on PACS, 5.0 on AG News, 1.9 on Shakespeare, 0.4
+  on reviews). MSE was not run here, and most of these leads would be lost in our noise. These runs neither confirm
+  nor refute them.
 """
 
 

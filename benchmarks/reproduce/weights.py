@@ -7,9 +7,9 @@ Screening: digits4, 20 clients, one seed, ten rounds; final accuracy minus `loca
 
 from typing import Any
 
-from cells import ROOT, run_missing
+from cells import run_missing
 
-RESULTS = ROOT / "benchmarks" / "results" / "weights.json"
+RESULTS = "weights"
 COMMON: dict[str, Any] = {"rounds": 10, "seed": 7, "evaluate-every": 1}
 PARTITIONS = {"domain": {"partition": "domain"}, "dirichlet": {"partition": "dirichlet", "alpha": 0.1}}
 GRID = {

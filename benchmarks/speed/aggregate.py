@@ -5,12 +5,11 @@ Its work is to average prototypes and gradients, to find the common frame, and t
 python benchmarks/speed/aggregate.py [--repeats 5] [--force]
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 
 import torch
-from machine import median_seconds, require_idle, write_results
+from machine import median_seconds, options, write_results
 
 from isoproto.config import RunConfig
 from isoproto.geometry.prototypes import Contribution, average_prototypes
@@ -57,11 +56,7 @@ def flagship(replies: list[hyper.Sent], frame: str) -> Callable[[], object]:
 
 def main() -> None:
     """Measure and write benchmarks/results/aggregate.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
-    arguments = parser.parse_args()
-    require_idle(arguments.force)
+    arguments = options(__doc__, repeats=5)
     replies = make_replies()
     (figure,) = median_seconds([lambda: averages(replies)], arguments.repeats)
     figures = {"averages": figure}

@@ -11,14 +11,13 @@ All batches have the same length here.
     python benchmarks/speed/cohort.py [--repeats 7] [--force]
 """
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
-from machine import median_seconds, require_idle, write_results
+from machine import median_seconds, options, write_results
 from settings import plain_settings
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
@@ -147,11 +146,7 @@ def one_step(name: str, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and write benchmarks/results/cohort.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
-    arguments = parser.parse_args()
-    require_idle(arguments.force)
+    arguments = options(__doc__, repeats=7)
     torch.set_num_threads(1)
     results: dict[str, Any] = {"unit": "ms per client and epoch", "targets": TARGETS}
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:

@@ -8,7 +8,6 @@ the SuperLink for messages every 3 s, and checks every 0.5 s whether its process
     python benchmarks/speed/deployment.py [--rounds 8] [--force]
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -17,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from machine import ROOT, require_idle, write_results
+from machine import ROOT, options, write_results
 
 from tests.e2e.processes import flower_environment, flwr, free_port, isoproto, lines, only_run, run, started, superlink
 
@@ -123,11 +122,7 @@ def figures(done: Path, notes: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write benchmarks/results/deployment.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
-    arguments = parser.parse_args()
-    require_idle(arguments.force)
+    arguments = options(__doc__, rounds=8)
     with tempfile.TemporaryDirectory(prefix="isoproto-deployment-") as scratch:
         found = figures(federate(Path(scratch), arguments.rounds), Path(scratch) / "notes")
     print(f"a round {found['round']:.1f} s, a process {found['process']:.1f} s")

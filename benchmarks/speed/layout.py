@@ -7,13 +7,12 @@ median of these ratios.
     python benchmarks/speed/layout.py [--turns 7] [--force]
 """
 
-import argparse
 import statistics
 import time
 from typing import Any
 
 import torch
-from machine import require_idle, write_results
+from machine import options, write_results
 from settings import plain_settings
 
 from client_app.training import extract, train
@@ -59,11 +58,7 @@ def measure(name: str, side: int, batch: int, samples: int, turns: int) -> dict[
 
 def main() -> None:
     """Measure and write benchmarks/results/layout.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
-    arguments = parser.parse_args()
-    require_idle(arguments.force)
+    arguments = options(__doc__, turns=7)
     torch.set_num_threads(1)
     rows: dict[str, Any] = {}
     for name, side, batch, samples in WORK:

@@ -1,6 +1,6 @@
 """Functions that all speed benchmarks use: check that the machine is idle, measure, write results."""
 
-import json
+import argparse
 import os
 import platform
 import statistics
@@ -12,8 +12,26 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.record import ROOT as ROOT
+from benchmarks.record import record
+
 _BUSY_PERCENT = 15.0
+
+
+def options(text: str | None, **counts: int) -> argparse.Namespace:
+    """Parse ``--force`` and an option per count, then leave if the machine is busy.
+
+    Args:
+        text: The benchmark's docstring, shown by ``--help``.
+        **counts: Options that are whole numbers, with their defaults.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
+    arguments = parser.parse_args()
+    require_idle(arguments.force)
+    return arguments
 
 
 def require_idle(force: bool = False) -> None:
@@ -63,7 +81,4 @@ def write_results(name: str, results: dict[str, Any]) -> Path:
     """Write ``benchmarks/results/<name>.json``, with the commit and the machine that figures belong to."""
     from server_app.versions import git_commit
 
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**results, "git_commit": git_commit(), "machine": machine()}, indent=1) + "\n")
-    return path
+    return record(name, {**results, "git_commit": git_commit(), "machine": machine()})

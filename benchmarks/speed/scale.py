@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import ROOT, require_idle, write_results
+from machine import require_idle, write_results
 from round_overhead import flatness, sample_memory
 
+from benchmarks.record import recorded
 from isoproto.engines.flower import run_under_flower
 from models import ModelSpec, create_model
 
@@ -160,8 +161,7 @@ def main() -> None:
     free = shutil.disk_usage(arguments.folder).free / 2**20
     if LARGE in arguments.sizes and wanted > free:
         sys.exit(f"{wanted / 1024:.0f} GiB are needed in {arguments.folder}, {free / 1024:.0f} are free; see --folder")
-    recorded = ROOT / "benchmarks" / "results" / "scale.json"
-    found = json.loads(recorded.read_text("utf8"))["sizes"] if recorded.exists() else {}
+    found = recorded("scale").get("sizes", {})
     for name in arguments.sizes:
         found[name] = measure(sizes[name], arguments.folder)
         print(name, json.dumps(found[name], indent=1), flush=True)

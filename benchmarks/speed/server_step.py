@@ -8,12 +8,11 @@ with SGD and with Adam.
     python benchmarks/speed/server_step.py [--repeats 5] [--force]
 """
 
-import argparse
 import functools
 from typing import Any
 
 import torch
-from machine import median_seconds, require_idle, write_results
+from machine import median_seconds, options, write_results
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,11 +50,7 @@ def class_by_class(vectors: Tensor, weight: Tensor, bias: Tensor, gradients: Ten
 
 def main() -> None:
     """Measure and write benchmarks/results/server_step.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
-    arguments = parser.parse_args()
-    require_idle(arguments.force)
+    arguments = options(__doc__, repeats=5)
     problem = make_problem(CLASSES)
     torch.testing.assert_close(match_gradients(*problem, steps=STEPS).vectors, class_by_class(*problem))
     (reference,) = median_seconds([lambda: class_by_class(*problem)], arguments.repeats)

@@ -7,7 +7,6 @@ timed in fresh processes that take turns. Target: `client_app.app` takes at most
     python benchmarks/speed/startup.py [--repeats 5] [--force]
 """
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from machine import ROOT, require_idle, write_results
+from machine import ROOT, options, write_results
 
 from isoproto.engines.flower import run_under_flower
 
@@ -95,11 +94,7 @@ def start_up() -> dict[str, float]:
 
 def main() -> None:
     """Measure and write benchmarks/results/startup.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="of the imports")
-    parser.add_argument("--force", action="store_true", help="measure on a busy machine; nothing is recorded")
-    arguments = parser.parse_args()
-    require_idle(arguments.force)
+    arguments = options(__doc__, repeats=5)
     imported, milestones = imports(arguments.repeats), start_up()
     print(f"import: torch {imported['torch']:.2f} s, client_app.app {imported['client_app.app']:.2f} s,", end=" ")
     print(f"ratio {imported['ratio']:.2f}")

@@ -1,8 +1,10 @@
 """What every file under conf/ must be: settings that run, at the paper's scale and at the small one."""
 
 import dataclasses
+import importlib.util
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 
@@ -23,6 +25,14 @@ COLUMNS = [name for name in PRESETS if name.startswith(("conf/fedsaf/", "conf/fe
 MOST_PARAMETERS = 2_000_000
 
 
+def load_tables():
+    spec = importlib.util.spec_from_file_location("preset_tables", ROOT / "conf" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
 def small(name):
     values = {**read_overrides([str(PRESETS[name])]), "scale": "small"}
     return at_scale(RunConfig.from_mapping(values))
@@ -31,6 +41,25 @@ def small(name):
 def test_both_papers_have_their_columns():
     counts = [sum(name.startswith(f"conf/{paper}/") for name in COLUMNS) for paper in ("fedsaf", "fedhpro")]
     assert counts == [27, 45]
+
+
+def test_the_columns_are_what_the_table_writes():
+    files = {f"conf/{name}": text for name, text in load_tables().files().items()}
+    assert sorted(files) == COLUMNS, "a column is a row in conf/tables.py; `make presets` writes its file"
+    differ = [name for name, text in files.items() if PRESETS[name].read_bytes() != text.encode()]
+    assert not differ, "change conf/tables.py, then run `make presets`"
+
+
+def test_a_setting_that_no_preset_may_have_is_refused():
+    tables = load_tables()
+    column = tables.Column("x", "Table I", "x", {"learning_rate": 0.1})
+    with pytest.raises(ValueError, match=r"conf/fedsaf/x.toml: unknown settings \['learning_rate'\]"):
+        tables.text(tables.FEDSAF, column)
+
+
+def test_two_rows_do_not_write_one_file():
+    tables = load_tables()
+    assert len(tables.files()) == len(tables.FEDSAF.columns) + len(tables.FEDHPRO.columns)
 
 
 @pytest.mark.parametrize("name", PRESETS)
