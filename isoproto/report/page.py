@@ -14,7 +14,7 @@ from isoproto.paths import write_atomically
 from isoproto.report import charts, template
 from isoproto.report.charts import Chart
 from isoproto.report.formats import NOTHING, cosine, duration, percent, plain, points, size
-from isoproto.report.run import Run, read_run
+from isoproto.report.run import Run, hyper_figures, read_run
 from isoproto.runs.evaluation import pooled_accuracy
 from isoproto.runs.metrics import History, accuracy_history, accuracy_summary, client_order, decile_size
 
@@ -281,10 +281,10 @@ def _late(run: Run) -> str:
 
 def _learned(run: Run) -> str:
     """Where the hyper-prototypes are, and whether clients wanted them there, after the last round that says so."""
-    known = [line for line in run.metrics if line["kind"] == "round" and line.get("hyper")]
+    known = [line for line in run.metrics if line["kind"] == "round" and hyper_figures(line)]
     if not known:
         return ""
-    hyper = known[-1]["hyper"]
+    hyper = hyper_figures(known[-1])
     anchors = hyper.get("anchor_cosine") or {}
     sentences = []
     if hyper.get("movement") is not None:
