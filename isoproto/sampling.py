@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 from isoproto.seeding import numpy_generator
 
 

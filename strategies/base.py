@@ -20,13 +20,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from isoproto import wire
+from isoproto.client_names import client_order
 from isoproto.config import AUTO, RunConfig
 from isoproto.engines.machines import machines, most_workers
 from isoproto.errors import ConfigError, FederationError, MoreSamples, WireError
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.geometry.prototypes import average_prototypes, average_tensors
 from isoproto.runs.evaluation import evaluation_figures
-from isoproto.runs.metrics import accuracy_summary, client_order
+from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
 from isoproto.sampling import cohort, cohort_size, late_clients, share_out
 from strategies import hyper

@@ -9,7 +9,7 @@ from typing import Any
 from isoproto.config import Scalar
 from isoproto.errors import ConfigError
 from isoproto.paths import write_atomically
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 
 _OURS = ("address", "root-certificates", "insecure")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")

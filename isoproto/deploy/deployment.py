@@ -9,7 +9,7 @@ from isoproto.config import Scalar
 from isoproto.deploy.enrolment import Ask, ask_flower
 from isoproto.engines.flower import app_folder, tool
 from isoproto.errors import FederationError
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 
 
 def run_at(

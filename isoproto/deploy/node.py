@@ -16,7 +16,7 @@ from isoproto.data import class_names
 from isoproto.deploy.connection import check_address
 from isoproto.errors import ConfigError
 from isoproto.own_code import absolute, is_own
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 
 # Without the working directory among the places where packages are looked for.
 SUPERNODE = (sys.executable, "-P", "-m", "isoproto.deploy.supernode")

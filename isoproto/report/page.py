@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isoproto.client_names import client_order
 from isoproto.paths import write_atomically
 from isoproto.report import charts, template
 from isoproto.report.charts import Chart
 from isoproto.report.formats import NOTHING, cosine, duration, percent, plain, points, size
 from isoproto.report.run import Run, hyper_figures, read_run
 from isoproto.runs.evaluation import pooled_accuracy
-from isoproto.runs.metrics import History, accuracy_history, accuracy_summary, client_order, decile_size
+from isoproto.runs.metrics import History, accuracy_history, accuracy_summary, decile_size
 
 SHOWN_FAILURES = 500
 PROTOTYPE = "The nearest global prototype answers, not the head."

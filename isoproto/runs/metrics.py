@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isoproto.client_names import client_order
 from isoproto.runs.evaluation import LEVELS, domain_figures, pooled_accuracy, pooled_classes, rounds_to
 
 Line = Mapping[str, Any]
@@ -90,16 +91,6 @@ def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
         variance=float(accuracy.var()),
         evaluated=evaluated,
     )
-
-
-def client_order(name: str) -> tuple[bool, int, str]:
-    """Sort key of client names: partition ids by value, then node names by letter.
-
-    Example:
-        >>> sorted(["10", "ward-3", "9"], key=client_order)
-        ['9', '10', 'ward-3']
-    """
-    return (False, len(name), name) if name.isdecimal() else (True, 0, name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -277,7 +277,7 @@ def test_flower_accepts_the_command_and_reads_the_same_configuration(folder):
     from flwr.common.config import parse_config_args
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-    from isoproto.runs.run_folder import to_toml
+    from isoproto.toml import to_toml
 
     config = NodeConfig.from_mapping({**GOOD, "name": 'it\'s "odd"', "state-dir": "s", "health-port": 9100}, folder)
     arguments = _parse_args_run_supernode().parse_args(config.command()[len(SUPERNODE) :])

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isoproto.client_names import client_order
 from isoproto.report.charts.svg import FULL, SINGLE, Chart, hex_colour, plain_log_ticks, render
 from isoproto.report.formats import NOTHING, cosine, plain
 from isoproto.report.run import ClientShare, hyper_figures
-from isoproto.runs.metrics import Line, client_order
+from isoproto.runs.metrics import Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
