@@ -119,6 +119,10 @@ class History:
         """Whether the first row is from before training, and others follow it."""
         return len(self.rounds) > 1 and bool(self.rounds[0] == 0)
 
+    def of_model(self, model: str) -> NDArray[np.bool_]:
+        """Return which clients have this architecture, shape ``[N]``."""
+        return np.array([name == model for name in self.models], dtype=np.bool_)
+
     def summaries(self, columns: NDArray[np.bool_] | None = None) -> list[AccuracySummary]:
         """:func:`accuracy_summary` of every row, over the clients that ``columns`` (bool, ``[N]``) keeps."""
         kept = np.ones(len(self.clients), dtype=np.bool_) if columns is None else columns

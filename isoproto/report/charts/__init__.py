@@ -1,7 +1,7 @@
 """The charts of the report: curves and heat maps as SVG files."""
 
+from isoproto.report.charts.clients import accuracy_by_client
 from isoproto.report.charts.curves import (
-    accuracy_by_client,
     accuracy_by_round,
     bytes_by_round,
     losses_by_round,

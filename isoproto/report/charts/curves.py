@@ -1,4 +1,4 @@
-"""The charts of values against the round, and of the clients' final accuracies."""
+"""The charts of values against the round: accuracy, losses, traffic, time, gradient matching."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,19 +8,19 @@ from numpy.typing import NDArray
 
 from isoproto.report.charts.svg import (
     FULL,
-    HALF,
-    SINGLE,
     Chart,
     add_legend,
     hex_colour,
     main_style,
     new_axes,
+    percent_limits,
     plain_log_ticks,
     render,
     round_ticks,
     series_style,
 )
 from isoproto.report.formats import plain, size
+from isoproto.report.labels import loss_label
 from isoproto.report.run import hyper_figures
 from isoproto.runs.metrics import AccuracySummary, History, Line
 
@@ -43,13 +43,13 @@ def accuracy_by_round(history: History) -> Chart | None:
         band: dict[str, Any] = {"color": hex_colour("ink"), "alpha": 0.10, "linewidth": 0}
         axes.fill_between(history.rounds, worst, best, label="worst to best decile", **band)
         for index, model in enumerate(sorted(set(history.models))):
-            kept = _of(history, model)
+            kept = history.of_model(model)
             values = _percents(history.summaries(kept), "mean")
             label = f"{plain(model, 24)} ({kept.sum()})"
             axes.plot(history.rounds, values, label=label, **series_style(index, len(values)))
         axes.plot(history.rounds, mean, label="all clients", **main_style(len(mean)))
         round_ticks(axes, history.rounds)
-        _percent_limits(axes)
+        percent_limits(axes)
         add_legend(figure, axes)
 
     known = np.flatnonzero(np.isfinite(mean))
@@ -62,77 +62,6 @@ def accuracy_by_round(history: History) -> Chart | None:
         caption="Each client's own model on its own test data. The band joins the mean of the worst tenth of "
         "the clients to that of the best; thin lines are the means of one architecture (number of clients). A "
         "client that was not asked in a round keeps its last value.",
-    )
-
-
-def accuracy_by_client(history: History) -> Chart | None:
-    """Final accuracy of every client, sorted within its architecture, with where it started."""
-    if not len(history.rounds):
-        return None
-    accuracy = 100 * history.accuracy()
-    first, final = accuracy[0], accuracy[-1]
-    models = [model for model in sorted(set(history.models)) if np.isfinite(final[_of(history, model)]).any()]
-    if not models:
-        return None
-
-    gap = max(1.0, len(final) / 40)
-    dot = float(np.clip(560 / len(final), 3, 7))
-    hollow: dict[str, Any] = {
-        "marker": "o",
-        "linestyle": "",
-        "markerfacecolor": hex_colour("panel"),
-        "markersize": 0.8 * dot,
-    }
-    single = len(final) <= SINGLE
-    full: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": dot} if single else {"linewidth": 2}
-
-    def draw(figure: "Figure") -> None:
-        axes = new_axes(figure, "clients, sorted within each architecture", "accuracy, %")
-        left, centres = 0.0, []
-        for index, model in enumerate(models):
-            columns = np.flatnonzero(_of(history, model) & np.isfinite(final))
-            columns = columns[np.argsort(final[columns], kind="stable")]
-            x = left + np.arange(len(columns))
-            colour = hex_colour(f"series-{index % 8}")
-            if single and history.has_start:
-                faint = 0.35 if len(final) <= 60 else 0.15
-                axes.vlines(x, first[columns], final[columns], color=colour, alpha=faint)
-                axes.plot(x, first[columns], color=colour, **hollow)
-            if not single and history.has_start:
-                axes.plot(x, np.sort(first[columns]), color=colour, linestyle=":", linewidth=1.4)
-            axes.plot(x, final[columns], color=colour, **full)
-            axes.hlines(final[columns].mean(), x[0] - 0.45, x[-1] + 0.45, color=hex_colour("ink"), linewidth=1.6)
-            centres.append(float(x.mean()))
-            left = x[-1] + 1 + gap
-        labels = [plain(model, 18) for model in models]
-        crowded = sum(map(len, labels)) * 7 > HALF - 80
-        axes.set_xticks(centres, labels, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-        axes.tick_params(axis="x", length=0)
-        axes.set_xlim(-1, left - gap)
-        axes.grid(visible=False, axis="x")
-        _percent_limits(axes)
-        if history.has_start:
-            mark = {**hollow, "markersize": 5} if single else {"linestyle": ":", "linewidth": 1.4}
-            axes.plot([], [], color=hex_colour("muted"), label="before training", **mark)
-        axes.plot([], [], color=hex_colour("muted"), label="final", **{**full, "markersize": 6})
-        axes.plot([], [], color=hex_colour("ink"), linewidth=1.6, label="mean of the architecture")
-        add_legend(figure, axes)
-
-    if single:
-        caption = "One dot is one client after the last round" + (
-            ", the hollow dot below or above it the same client before any training." if history.has_start else "."
-        )
-    else:
-        caption = "A curve joins the clients of an architecture, sorted, after the last round" + (
-            "; the dotted one, sorted for itself, before any training." if history.has_start else "."
-        )
-    means = ", ".join(f"{plain(model, 40)} {np.nanmean(final[_of(history, model)]):.1f}%" for model in models)
-    return render(
-        "clients",
-        "Final accuracy per client",
-        draw,
-        alt=f"Final accuracy of each client, grouped by architecture. Means: {means}.",
-        caption=f"{caption} Clients with little test data move in coarse steps.",
     )
 
 
@@ -151,7 +80,7 @@ def losses_by_round(rounds: Sequence[Line]) -> Chart | None:
         axes = new_axes(figure, "round", "loss (log scale)" if log else "loss")
         x = _rounds(rounds)
         for index, term in enumerate(term for term in values if term != "total"):
-            axes.plot(x, values[term], label=_words(term), **series_style(index, len(x)))
+            axes.plot(x, values[term], label=loss_label(term), **series_style(index, len(x)))
         if "total" in values:
             axes.plot(x, values["total"], label="total", **main_style(len(x)))
         _loss_scale(axes, drawn)
@@ -163,7 +92,7 @@ def losses_by_round(rounds: Sequence[Line]) -> Chart | None:
         "Training loss",
         draw,
         alt="Loss terms against the round. Last values: "
-        + ", ".join(f"{_words(term)} {column[~np.isnan(column)][-1]:.3g}" for term, column in values.items())
+        + ", ".join(f"{loss_label(term)} {column[~np.isnan(column)][-1]:.3g}" for term, column in values.items())
         + ".",
         caption="Mean over the clients that trained in the round. Terms are shown before their weights; the total "
         "is what was minimised.",
@@ -290,17 +219,6 @@ def _loss_scale(axes: "Axes", values: NDArray[np.float64]) -> None:
         axes.set_ylim(bottom=min([0.0, *values[np.isfinite(values)]]))
 
 
-def _percent_limits(axes: "Axes") -> None:
-    """Room around what is drawn, in steps of five, within 0 to 100."""
-    low, high = axes.dataLim.intervaly
-    axes.set_ylim(max(0, 5 * np.floor((low - 1) / 5)) - 1, min(100, 5 * np.ceil((high + 1) / 5)) + 1)
-
-
-def _of(history: History, model: str) -> NDArray[np.bool_]:
-    """Which clients have this architecture, shape ``[N]``."""
-    return np.array([name == model for name in history.models], dtype=np.bool_)
-
-
 def _rounds(lines: Sequence[Line]) -> NDArray[np.int64]:
     return np.array([line["round"] for line in lines], dtype=np.int64)
 
@@ -313,7 +231,3 @@ def _column(lines: Sequence[Line], part: str, key: str) -> NDArray[np.float64]:
 def _percents(rows: Sequence[AccuracySummary], key: str) -> NDArray[np.float64]:
     """One figure of every row in per cent, NaN where nothing is known."""
     return 100 * np.array([row.get(key) for row in rows], dtype=np.float64)
-
-
-def _words(key: str) -> str:
-    return plain(key.replace("_", " "), 30)

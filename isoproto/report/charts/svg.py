@@ -105,7 +105,23 @@ def render(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    style: dict[Any, Any] = {
+    with mpl.rc_context(_house_style(name)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts may well have it
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+        draw(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    heading = f"<title>{escape(title)}</title>"
+    svg = re.sub(r"<svg[^>]*>", lambda tag: f"{tag[0]}\n {heading}", file.getvalue(), count=1)
+    if tooltips:
+        cells = "".join(_tooltips(*pair, height) for pair in zip(figure.axes, tooltips, strict=False))
+        svg = svg.replace("</svg>", f'<g fill="none" pointer-events="all">{cells}</g>\n</svg>')
+    return Chart(name, title, svg, alt, caption, width, height)
+
+
+def _house_style(name: str) -> dict[Any, Any]:
+    """Return the settings of matplotlib that all charts share; ``name`` makes the ids of a drawing repeatable."""
+    return {
         "svg.fonttype": "none",
         "svg.hashsalt": name,
         "text.parse_math": False,  # names hold what they hold
@@ -128,18 +144,6 @@ def render(
         "legend.columnspacing": 1.4,
         "figure.facecolor": hex_colour("panel"),
     }
-    with mpl.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts may well have it
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        draw(figure)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    heading = f"<title>{escape(title)}</title>"
-    svg = re.sub(r"<svg[^>]*>", lambda tag: f"{tag[0]}\n {heading}", file.getvalue(), count=1)
-    if tooltips:
-        cells = "".join(_tooltips(*pair, height) for pair in zip(figure.axes, tooltips, strict=False))
-        svg = svg.replace("</svg>", f'<g fill="none" pointer-events="all">{cells}</g>\n</svg>')
-    return Chart(name, title, svg, alt, caption, width, height)
 
 
 def new_axes(figure: "Figure", xlabel: str, ylabel: str) -> "Axes":
@@ -213,3 +217,9 @@ def plain_log_ticks(axes: "Axes") -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def percent_limits(axes: "Axes") -> None:
+    """Room around what is drawn, in steps of five, within 0 to 100."""
+    low, high = axes.dataLim.intervaly
+    axes.set_ylim(max(0, 5 * np.floor((low - 1) / 5)) - 1, min(100, 5 * np.ceil((high + 1) / 5)) + 1)
