@@ -23,12 +23,13 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED ", "skipped":
 @app.command()
 def node(config: ConfigOption = Path("node.toml")) -> None:
     """Join a federation with this device's own data and model, until stopped."""
+    from isoproto.deploy.launch import start
     from isoproto.deploy.node import NodeConfig
 
-    own = NodeConfig.read(config)
-    if own.insecure:
+    settings = NodeConfig.read(config)
+    if settings.insecure:
         typer.secho("warning: `insecure`: no TLS and no key, anyone in between can read and change it", err=True)
-    own.start()
+    start(settings)
 
 
 @app.command()

@@ -1,9 +1,8 @@
-"""A device's own configuration, and the SuperNode that it starts."""
+"""A device's own configuration."""
 
 import dataclasses
 import os
 import resource
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +15,9 @@ from isoproto.data import class_names
 from isoproto.deploy.connection import check_address
 from isoproto.errors import ConfigError
 from isoproto.own_code import absolute, is_own
-from isoproto.toml import to_toml
 
-# Without the working directory among the places where packages are looked for.
-SUPERNODE = (sys.executable, "-P", "-m", "isoproto.deploy.supernode")
 MAY_SEND = ("gradients", "head", "base")
 _MIB = 2**20
-_TASK_POLL_S = "0.2"  # how often a SuperNode looks for a message to work on; Flower's own value is 1 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,56 +196,8 @@ class NodeConfig:
 
     @property
     def node_file(self) -> Path:
-        """Where :meth:`start` leaves Flower's node configuration."""
+        """Where :func:`isoproto.deploy.launch.start` leaves Flower's node configuration."""
         return Path(self.state_dir) / "node-config.toml"
-
-    def command(self) -> list[str]:
-        """Return the command line of the SuperNode, with its node configuration as a file in the state folder."""
-        words = [*SUPERNODE, "--superlink", self.superlink, "--node-config", str(self.node_file)]
-        words += ["--port", str(self.runtime_port)]
-        if self.health_port:
-            words += ["--health-server-address", f"127.0.0.1:{self.health_port}"]
-        if self.trusted_entities:
-            words += ["--trusted-entities", self.trusted_entities]
-        if self.insecure:
-            return [*words, "--insecure"]
-        return [
-            *words,
-            "--root-certificates",
-            self.root_certificates,
-            "--auth-supernode-private-key",
-            self.private_key,
-        ]
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the SuperNode's environment: a Flower home of its own, few threads, nothing installed at run time."""
-        return {
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _TASK_POLL_S,
-            **base,
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_HOME": str(Path(self.state_dir) / "flower"),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads)),
-        }
-
-    def start(self) -> None:
-        """Become the SuperNode: this process ends where it ends, and signals reach it.
-
-        Raises:
-            StateError: If the state folder cannot be written.
-        """
-        folder = Path(self.state_dir)
-        for own in (folder, folder / "models", folder / "flower"):
-            paths.private_folder(own)
-        paths.write_atomically(self.node_file, to_toml(self.for_client()).encode(), mode=0o600)
-        if self.memory_mb:
-            limit = self.memory_mb * _MIB
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        command = self.command()
-        os.chdir(folder)  # no package lies here that could be taken for the app's
-        os.execve(command[0], command, self.environment(os.environ))  # noqa: S606
 
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {f.name.replace("_", "-"): f for f in dataclasses.fields(NodeConfig)}
