@@ -32,6 +32,18 @@ def node(config: ConfigOption = Path("node.toml")) -> None:
     start(settings)
 
 
+@app.command(
+    hidden=True,  # for deploy/entrypoint.sh; people call `isoproto node`
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def supernode(context: typer.Context) -> None:
+    """Become a SuperNode with the arguments of Flower's own command, `flower-supernode`."""
+    from isoproto.deploy.launch import become_supernode
+
+    become_supernode(context.args)
+
+
 @app.command()
 def doctor(
     config: ConfigOption = Path("node.toml"),

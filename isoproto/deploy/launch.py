@@ -1,11 +1,14 @@
-"""Starting the SuperNode that a node's configuration describes."""
+"""Starting the SuperNode of this machine. Its command line stands here and nowhere else.
+
+``isoproto node`` starts it from a configuration file, ``deploy/entrypoint.sh`` with Flower's own arguments.
+"""
 
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from isoproto import paths
 from isoproto.toml import to_toml
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
 SUPERNODE = (sys.executable, "-P", "-m", "isoproto.deploy.supernode")
 _MIB = 2**20
 _TASK_POLL_S = "0.2"  # how often a SuperNode looks for a message to work on; Flower's default is 1 s
+
+
+def become_supernode(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a SuperNode with Flower's arguments; signals to this process then reach it."""
+    os.execv(SUPERNODE[0], [*SUPERNODE, *arguments])  # noqa: S606
 
 
 def start(config: "NodeConfig") -> None:

@@ -667,6 +667,15 @@ def test_a_supernode_that_gave_up_ends_whatever_its_threads_do(ending, status, t
     assert told in done.stderr
 
 
+def test_the_command_for_containers_becomes_the_supernode_with_flowers_own_arguments(monkeypatch):
+    started = []
+    monkeypatch.setattr("isoproto.deploy.launch.os.execv", lambda *words: started.append(words))
+    words = ["--help", "--superlink=link:1", "--node-config", 'data="x y"', "-c", "more"]
+    done = CliRunner().invoke(app, ["supernode", *words])
+    assert done.exit_code == 0, done.output
+    assert started == [(SUPERNODE[0], [*SUPERNODE, *words])]
+
+
 def test_a_supernode_that_was_told_to_end_says_so(tmp_path):
     done = subprocess.run([*SUPERNODE, "--no-such"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
