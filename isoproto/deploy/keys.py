@@ -17,9 +17,7 @@ the moment they exist, and no file that is there is ever replaced, but for the S
 
 import base64
 import hashlib
-import ipaddress
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,20 +35,21 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from isoproto.deploy.certificates import (
+    OWN_HOSTS,
+    authority_certificate,
+    hosts_of,
+    server_certificate,
+    subject_names,
+    this_machine,
+)
 from isoproto.errors import ConfigError, StateError
 from isoproto.paths import write_atomically
 
 AUTHORITY_YEARS = 10
 SERVER_YEARS = 2
-# What the SuperLink is called on its own machine and in a compose file.
-OWN_HOSTS = ("localhost", "127.0.0.1", "::1", "superlink")
-_HOST_NAME = re.compile(
-    r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?!\d+$)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_CLOCKS_DIFFER = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def make_keys(
         StateError: If there is one of them already; nothing was written.
     """
     nodes, hosts = list(nodes), list(hosts)
-    _subject_names(hosts)
+    subject_names(hosts)
     for name in nodes:
         _check_node_name(name)
     if found := [path.relative_to(folder).as_posix() for path in _files(folder)]:
@@ -111,15 +110,7 @@ def make_authority(folder: Path, *, years: int = AUTHORITY_YEARS) -> Path:
         StateError: If there is one already.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    name = _name(f"isoproto authority {identifier.digest.hex()[:8]}")
-    certificate = (
-        _draft(name, key.public_key(), name, until=datetime.now(UTC) + timedelta(days=365 * years))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(key, hashes.SHA384())
-    )
+    certificate = authority_certificate(key, years)
     _make_folders(folder)
     _write_new(folder / "ca.key", _private_pem(key), private=True)
     return _write_new(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
@@ -138,7 +129,7 @@ def make_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: i
         ConfigError: If a host is neither a name nor an address.
         StateError: If there is one already, or no authority that lasts.
     """
-    names = _subject_names([*OWN_HOSTS, *_this_machine(), *hosts])
+    names = subject_names([*OWN_HOSTS, *this_machine(), *hosts])
     key = ec.generate_private_key(ec.SECP384R1())
     content = _signed_for(folder, key.public_key(), names, years)
     _write_new(folder / "server.key", _private_pem(key), private=True)
@@ -153,7 +144,7 @@ def renew_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: 
         StateError: If there is no authority that lasts, or no certificate to renew.
     """
     path = folder / "server.pem"
-    names = _subject_names([*_hosts(_read_certificate(path)), *hosts])
+    names = subject_names([*hosts_of(_read_certificate(path)), *hosts])
     key = _read_private(folder / "server.key").public_key()
     write_atomically(path, _signed_for(folder, key, names, years), mode=0o644)
     return path
@@ -243,7 +234,7 @@ def describe(folder: Path) -> list[Credential]:
 
 def _describe_certificate(path: Path) -> Credential:
     certificate = _read_certificate(path)
-    hosts = _hosts(certificate) or [str(part.value) for part in certificate.subject]
+    hosts = hosts_of(certificate) or [str(part.value) for part in certificate.subject]
     fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     return Credential(path, certificate.not_valid_after_utc, tuple(hosts), fingerprint, _exposed(path))
 
@@ -276,41 +267,6 @@ def _check_node_name(name: str) -> None:
         )
 
 
-def _this_machine() -> list[str]:
-    """Return this machine's name, if it is one that a certificate can hold."""
-    name = socket.gethostname().lower()
-    return [name] if _HOST_NAME.fullmatch(name) else []
-
-
-def _subject_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Return each host once, as a name or as an address."""
-    return list(dict.fromkeys(_subject_name(host) for host in hosts))
-
-
-def _subject_name(host: str) -> x509.GeneralName:
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        address = None
-    if address and not address.is_unspecified:
-        return x509.IPAddress(address)
-    if not address and _HOST_NAME.fullmatch(host.lower()):
-        return x509.DNSName(host.lower())
-    raise ConfigError(
-        f"--host {host!r} is not what nodes can call the SuperLink by: give a host name or an IP address, without "
-        "scheme and port"
-    )
-
-
-def _hosts(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is for; an authority has none."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names]
-
-
 def _signed_for(folder: Path, key: ec.EllipticCurvePublicKey, names: list[x509.GeneralName], years: int) -> bytes:
     """Return the certificate of a server's key, signed by the folder's authority."""
     authority, authority_key = _read_certificate(folder / "ca.pem"), _read_private(folder / "ca.key")
@@ -320,53 +276,9 @@ def _signed_for(folder: Path, key: ec.EllipticCurvePublicKey, names: list[x509.G
             f"the authority {folder / 'ca.pem'} has ended on {end:%Y-%m-%d}, and nobody trusts what it signs; nothing "
             "was changed. Make all keys anew: move the folder away, then `isoproto keys init`"
         )
-    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     until = min(datetime.now(UTC) + timedelta(days=365 * years), end)
-    certificate = (
-        _draft(_name("isoproto SuperLink"), key, authority.subject, until=until)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(authority_key, hashes.SHA384())
-    )
+    certificate = server_certificate(key, names, until, authority=authority, authority_key=authority_key)
     return certificate.public_bytes(Encoding.PEM)
-
-
-def _draft(
-    subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, *, until: datetime
-) -> x509.CertificateBuilder:
-    """Return the part that every certificate has; it begins a little earlier, for clocks that are late."""
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.now(UTC) - _CLOCKS_DIFFER)
-        .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """Return what a key is for: signing certificates, or proving in a handshake who one is."""
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
