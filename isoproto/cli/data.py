@@ -12,6 +12,7 @@ import typer
 from isoproto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from isoproto.data import Dataset, TextDataset
@@ -59,7 +60,7 @@ def data(
 
     from isoproto.data import DATASETS, INFOS, TextDataset, load_dataset
     from isoproto.data.folders import cache_folder, data_folder
-    from isoproto.data.named import fetch, how_to_get, is_here, looked_for
+    from isoproto.data.named import fetch, is_here
     from isoproto.registry import lookup
 
     console = Console()
@@ -70,11 +71,8 @@ def data(
     name = from_here(name)
     kind = name.partition(":")[0]
     lookup(DATASETS, "data", kind)
-    info, folder = INFOS[kind], data_folder(str(data_dir or "")).absolute()
-    typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
-    if looked := looked_for(name, folder):
-        typer.echo("looked for, in this order: " + ", ".join(looked))
-    typer.echo(f"how to get it: {how_to_get(name)}")
+    folder = data_folder(str(data_dir or "")).absolute()
+    _say_where(name, folder)
     if download and is_here(name, folder):
         typer.echo("not fetched: something of it is in the folder already")
     elif download:
@@ -82,20 +80,41 @@ def data(
     with _notes_unlogged():  # they are shown below
         dataset = load_dataset(name, str(folder))
     typer.echo(f"found: {dataset.source}")
-    for note in dict.fromkeys((*info.caveats, *dataset.notes)):
+    for note in dict.fromkeys((*INFOS[kind].caveats, *dataset.notes)):
         typer.echo(f"caveat: {note}")
-    if isinstance(dataset, TextDataset):
-        if sheet:
-            raise ConfigError(f"data {name!r} is text, of which samples are printed; leave out --sheet, got {sheet}")
-        length = dataset.x.shape[1]
-        typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
-        wide.print(_counts(dataset))
-        wide.print(_excerpts(dataset))
-        return
+    if not isinstance(dataset, TextDataset):
+        _show_pictures(wide, dataset, sheet or cache_folder() / f"{kind}.png")
+    elif sheet:
+        raise ConfigError(f"data {name!r} is text, of which samples are printed; leave out --sheet, got {sheet}")
+    else:
+        _show_texts(wide, dataset)
+
+
+def _say_where(name: str, folder: Path) -> None:
+    """Print what a data set is, where it is looked for, and how to get it."""
+    from isoproto.data import INFOS
+    from isoproto.data.named import how_to_get, looked_for
+
+    info = INFOS[name.partition(":")[0]]
+    typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
+    if looked := looked_for(name, folder):
+        typer.echo("looked for, in this order: " + ", ".join(looked))
+    typer.echo(f"how to get it: {how_to_get(name)}")
+
+
+def _show_texts(console: "Console", dataset: "TextDataset") -> None:
+    """Print how many texts there are of each class, and the beginnings of some."""
+    length = dataset.x.shape[1]
+    typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
+    console.print(_counts(dataset))
+    console.print(_excerpts(dataset))
+
+
+def _show_pictures(console: "Console", dataset: "Dataset", path: Path) -> None:
+    """Print how many pictures there are of each class, and draw some of them into a file."""
     channels, height, width = dataset.x.shape[1:]
     typer.echo(f"pictures: {len(dataset.x):,}, {height}x{width} {'grey' if channels == 1 else 'colour'}")
-    wide.print(_counts(dataset))
-    path = sheet or cache_folder() / f"{kind}.png"
+    console.print(_counts(dataset))
     _draw(dataset, path)
     typer.echo(f"samples: {path}")
 

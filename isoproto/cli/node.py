@@ -12,7 +12,11 @@ from isoproto.cli.keys import KeysDirOption
 from isoproto.errors import FederationError
 
 if TYPE_CHECKING:
-    from isoproto.deploy.status import RunStatus
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from isoproto.deploy.status import ClientStatus, RunStatus
 
 app = typer.Typer()
 
@@ -131,10 +135,8 @@ def _asked(
 
 
 def _show(status: "RunStatus", trouble: str) -> None:
-    from rich import box
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from isoproto.deploy.status import ago
 
@@ -147,11 +149,27 @@ def _show(status: "RunStatus", trouble: str) -> None:
         console.print(
             "  it writes more often while it lives; --connection asks the SuperLink, `isoproto resume` goes on"
         )
+    console.print(_client_table(status.clients))
+    for one in status.clients:
+        if one.failures:
+            console.print(escape(f"{one.client}: {one.last_failure}"), soft_wrap=True)
+    if status.strangers:
+        console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
+    if trouble:
+        console.print(escape(f"the SuperLink does not say all: {trouble}"))
+
+
+def _client_table(clients: "Sequence[ClientStatus]") -> "Table":
+    """Return a table with one row for each client."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("client", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("node", overflow="fold")  # a number of 20 figures is good for nothing without its end
+    table.add_column("node", overflow="fold")  # a cut node id of 20 digits could not be copied
     for title in ("model", "online", "last round", "accuracy", "failures"):
         table.add_column(title)
-    for one in status.clients:
+    for one in clients:
         table.add_row(
             escape(one.client),
             escape(one.node or "-"),
@@ -161,11 +179,4 @@ def _show(status: "RunStatus", trouble: str) -> None:
             "-" if one.accuracy is None else f"{one.accuracy:.3f}",
             str(one.failures),
         )
-    console.print(table)
-    for one in status.clients:
-        if one.failures:
-            console.print(escape(f"{one.client}: {one.last_failure}"), soft_wrap=True)
-    if status.strangers:
-        console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
-    if trouble:
-        console.print(escape(f"the SuperLink does not say all: {trouble}"))
+    return table

@@ -1,6 +1,6 @@
 """The heat maps: which classes are alike, and which client holds samples of which class."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,19 +41,7 @@ def class_similarity(rounds: Sequence[Line], classes: Sequence[str]) -> Chart | 
     names = [plain(name, 40) for name in classes] if len(classes) == count else [str(i) for i in range(count)]
 
     def draw(figure: "Figure") -> None:
-        from matplotlib.colors import LinearSegmentedColormap, Normalize
-
-        stops = [(0.0, (*ORANGE, 1.0)), (0.5, (*ORANGE, 0.06)), (0.5, (*BLUE, 0.06)), (1.0, (*BLUE, 1.0))]
-        colours = LinearSegmentedColormap.from_list("cosines", stops, N=48)
-        panels = figure.subplots(1, len(maps), squeeze=False)[0]
-        for axes, (title, cosines) in zip(panels, maps.items(), strict=True):
-            image = _heat_map(axes, np.ma.masked_invalid(cosines), cmap=colours, norm=Normalize(-1, 1))
-            axes.set_title(title, fontsize=12, fontweight="bold")
-            _class_ticks(axes, names)
-            _column_ticks(axes, names, width=1000 // len(maps) - 60)
-        bar = figure.colorbar(image, ax=list(panels), pad=0.01, fraction=0.02, aspect=18, label="cosine")
-        _scale(bar, colours)
-        bar.set_ticks([-1, -0.5, 0, 0.5, 1])
+        _draw_similarity(figure, maps, names)
 
     return render(
         "similarity",
@@ -76,35 +64,12 @@ def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart |
         return None
     ordered = sorted(clients, key=lambda share: (share.domain, client_order(share.client)))
     counts = np.array([share.train for share in ordered], dtype=np.int64).T  # [C, N]
-    domains = [share.domain for share in ordered]
     held = (counts > 0).sum(axis=0)
 
     def draw(figure: "Figure") -> None:
-        from matplotlib.colors import LinearSegmentedColormap, LogNorm
-        from matplotlib.ticker import NullLocator
+        _draw_partition(figure, counts, ordered, classes)
 
-        bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=(70, _heat_height(len(classes))))
-        colours = LinearSegmentedColormap.from_list("counts", [(*BLUE, 0.12), (*BLUE, 1.0)], N=48)
-        norm = LogNorm(1, max(2, int(counts.max())))
-        image = _heat_map(heat, np.ma.masked_equal(counts, 0), cmap=colours, norm=norm)
-        bar = figure.colorbar(image, ax=heat, pad=0.01, fraction=0.02, aspect=18, label="samples")
-        _scale(bar, colours)
-        plain_log_ticks(bar.ax)
-        bar.ax.yaxis.set_minor_locator(NullLocator())
-        _class_ticks(heat, classes)
-        _column_ticks(heat, [share.client for share in ordered])
-        heat.set_xlabel("client")
-        samples, filled = counts.sum(axis=0), {"color": hex_colour("muted"), "alpha": 0.55, "linewidth": 0}
-        if len(ordered) <= SINGLE:
-            bars.bar(range(len(ordered)), samples, **filled)
-        else:
-            bars.stairs(samples, np.arange(len(ordered) + 1) - 0.5, fill=True, **filled)
-        bars.set_ylabel("samples")
-        bars.grid(visible=False, axis="x")
-        bars.tick_params(axis="x", length=0, labelbottom=False)
-        _domain_labels(bars, heat, domains)
-
-    named = sorted(set(filter(None, domains)))
+    named = sorted({share.domain for share in ordered if share.domain})
     return render(
         "partition",
         "Who holds what",
@@ -120,6 +85,57 @@ def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart |
         height=150 + _heat_height(len(classes)),
         tooltips=[[], _count_words(counts, classes, ordered)] if counts.size <= POINTED else (),
     )
+
+
+def _draw_similarity(figure: "Figure", maps: Mapping[str, NDArray[np.float64]], names: Sequence[str]) -> None:
+    """Draw one heat map of cosines for each title, side by side, and one colour scale for all of them."""
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    stops = [(0.0, (*ORANGE, 1.0)), (0.5, (*ORANGE, 0.06)), (0.5, (*BLUE, 0.06)), (1.0, (*BLUE, 1.0))]
+    colours = LinearSegmentedColormap.from_list("cosines", stops, N=48)
+    panels = figure.subplots(1, len(maps), squeeze=False)[0]
+    for axes, (title, cosines) in zip(panels, maps.items(), strict=True):
+        image = _heat_map(axes, np.ma.masked_invalid(cosines), cmap=colours, norm=Normalize(-1, 1))
+        axes.set_title(title, fontsize=12, fontweight="bold")
+        _class_ticks(axes, names)
+        _column_ticks(axes, names, width=1000 // len(maps) - 60)
+    bar = figure.colorbar(image, ax=list(panels), pad=0.01, fraction=0.02, aspect=18, label="cosine")
+    _scale(bar, colours)
+    bar.set_ticks([-1, -0.5, 0, 0.5, 1])
+
+
+def _draw_partition(
+    figure: "Figure", counts: NDArray[np.int64], ordered: Sequence[ClientShare], classes: Sequence[str]
+) -> None:
+    """Draw the samples of each client: bars of their sum above, and below a heat map of the counts ``[C, N]``."""
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.ticker import NullLocator
+
+    bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=(70, _heat_height(len(classes))))
+    colours = LinearSegmentedColormap.from_list("counts", [(*BLUE, 0.12), (*BLUE, 1.0)], N=48)
+    norm = LogNorm(1, max(2, int(counts.max())))
+    image = _heat_map(heat, np.ma.masked_equal(counts, 0), cmap=colours, norm=norm)
+    bar = figure.colorbar(image, ax=heat, pad=0.01, fraction=0.02, aspect=18, label="samples")
+    _scale(bar, colours)
+    plain_log_ticks(bar.ax)
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    _class_ticks(heat, classes)
+    _column_ticks(heat, [share.client for share in ordered])
+    heat.set_xlabel("client")
+    _draw_bars(bars, counts.sum(axis=0))
+    _domain_labels(bars, heat, [share.domain for share in ordered])
+
+
+def _draw_bars(bars: "Axes", samples: NDArray[np.int64]) -> None:
+    """Draw how many samples each client has, shape ``[N]``."""
+    filled: dict[str, Any] = {"color": hex_colour("muted"), "alpha": 0.55, "linewidth": 0}
+    if len(samples) <= SINGLE:
+        bars.bar(range(len(samples)), samples, **filled)
+    else:
+        bars.stairs(samples, np.arange(len(samples) + 1) - 0.5, fill=True, **filled)
+    bars.set_ylabel("samples")
+    bars.grid(visible=False, axis="x")
+    bars.tick_params(axis="x", length=0, labelbottom=False)
 
 
 def _count_words(counts: NDArray[np.int64], classes: Sequence[str], clients: Sequence[ClientShare]) -> list[list[str]]:
