@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isoproto.errors import ConfigError
 
-# What the SuperLink is called on its own machine and in a compose file.
+# Names and addresses of the SuperLink on its machine and in a compose file.
 OWN_HOSTS = ("localhost", "127.0.0.1", "::1", "superlink")
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?!\d+$)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -67,13 +67,17 @@ def server_certificate(
 
 
 def this_machine() -> list[str]:
-    """Return this machine's name, if it is one that a certificate can hold."""
+    """Return this machine's name as a list; the list is empty if a certificate cannot hold the name."""
     name = socket.gethostname().lower()
     return [name] if _HOST_NAME.fullmatch(name) else []
 
 
 def subject_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Return each host once, as a name or as an address."""
+    """Return each host once, as the name or the address that a certificate holds.
+
+    Raises:
+        ConfigError: If a host is neither a name nor an address.
+    """
     return list(dict.fromkeys(_subject_name(host) for host in hosts))
 
 
@@ -93,7 +97,7 @@ def _subject_name(host: str) -> x509.GeneralName:
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is for; an authority has none."""
+    """Return the names and addresses that a certificate is for; an authority's certificate has none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -104,7 +108,7 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
 def _draft(
     subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, *, until: datetime
 ) -> x509.CertificateBuilder:
-    """Return the part that every certificate has; it begins a little earlier, for clocks that are late."""
+    """Return the part that all certificates share. It is valid from an hour ago, for nodes whose clocks are late."""
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -122,7 +126,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """Return what a key is for: signing certificates, or proving in a handshake who one is."""
+    """Return what a key may be used for: to sign certificates, or to prove an identity in a TLS handshake."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
