@@ -1,6 +1,7 @@
 #!/bin/sh
-# Says at once what would fail later and far from its cause, and which versions run here; runs the command; and says
-# what it can mean that a SuperNode ended.
+# The entrypoint of the image. First it stops with a clear error if this user cannot read the keys or write the state:
+# without that check, the command would fail later, far from the cause. Then it prints the versions and runs the command.
+# When a SuperNode ends by itself, it prints what the reason may be.
 set -eu
 
 for secret in /run/secrets/*; do
@@ -24,12 +25,12 @@ END
 
 stopped=
 shift
-python -P -m isoproto.deploy.supernode "$@" & # flower-supernode, but for threads that outlive its connection
+isoproto supernode "$@" & # flower-supernode, but the process ends with its connection (isoproto/deploy/supernode.py)
 trap 'stopped=yes; kill -TERM $!' INT TERM
 while :; do
     status=0
     wait $! || status=$?
-    kill -0 $! 2>/dev/null || break # else it was a signal that ended the waiting
+    kill -0 $! 2>/dev/null || break # it has ended; else a signal cut `wait` short, and the SuperNode still runs
 done
 [ "$stopped" ] || echo "error: the SuperNode ended by itself, with status $status, and is started again. If it could not" \
     "be activated ([code: 2004]) or got status 401, the SuperLink does not take its key: it is not enrolled" \

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 from isoproto.seeding import numpy_generator
 
 

@@ -12,7 +12,7 @@ from isoproto.engines.share_out import share_out_to_hosts
 from isoproto.errors import MoreSamples, WireError
 from isoproto.parts import parts_of, reported_terms
 from isoproto.parts.base import LimitOf
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 from strategies.journal import Journal
 from strategies.replies import GoodReply, Reply, Trained, content, parts, success
 from strategies.roster import Roster

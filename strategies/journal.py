@@ -10,7 +10,8 @@ from isoproto.config import RunConfig
 from isoproto.engines.machines import idle_cores, machines
 from isoproto.parts import ServerState, parts_of, reported_terms
 from isoproto.runs.evaluation import evaluation_figures
-from isoproto.runs.metrics import accuracy_summary, client_order
+from isoproto.client_names import client_order
+from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
 from strategies.refusals import refused_name
 from strategies.replies import Evaluated, Trained

@@ -15,7 +15,7 @@ from isoproto.config import RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.parts import parts_of
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 from isoproto.runs.run_folder import RunFolder
 from isoproto.sampling import late_clients
 from strategies.journal import Journal

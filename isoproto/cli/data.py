@@ -12,9 +12,11 @@ import typer
 from isoproto.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from isoproto.data import Dataset, TextDataset
+    from isoproto.data.info import DatasetInfo
 
 _WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
 _COLUMNS = 8  # names that have room side by side
@@ -59,7 +61,7 @@ def data(
 
     from isoproto.data import TextDataset, describe, load_dataset
     from isoproto.data.folders import cache_folder, data_folder
-    from isoproto.data.named import fetch, how_to_get, is_here, looked_for
+    from isoproto.data.named import fetch, is_here
 
     console = Console()
     wide = Console(width=max(console.width, _WIDE))
@@ -69,10 +71,7 @@ def data(
     name = from_here(name)
     kind = name.partition(":")[0]
     info, folder = describe(kind), data_folder(str(data_dir or "")).absolute()
-    typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
-    if looked := looked_for(name, folder):
-        typer.echo("looked for, in this order: " + ", ".join(looked))
-    typer.echo(f"how to get it: {how_to_get(name)}")
+    _say_where(name, info, folder)
     if download and is_here(name, folder):
         typer.echo("not fetched: something of it is in the folder already")
     elif download:
@@ -82,18 +81,37 @@ def data(
     typer.echo(f"found: {dataset.source}")
     for note in dict.fromkeys((*info.caveats, *dataset.notes)):
         typer.echo(f"caveat: {note}")
-    if isinstance(dataset, TextDataset):
-        if sheet:
-            raise ConfigError(f"data {name!r} is text, of which samples are printed; leave out --sheet, got {sheet}")
-        length = dataset.x.shape[1]
-        typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
-        wide.print(_counts(dataset))
-        wide.print(_excerpts(dataset))
-        return
+    if not isinstance(dataset, TextDataset):
+        _show_pictures(wide, dataset, sheet or cache_folder() / f"{kind}.png")
+    elif sheet:
+        raise ConfigError(f"data {name!r} is text, of which samples are printed; leave out --sheet, got {sheet}")
+    else:
+        _show_texts(wide, dataset)
+
+
+def _say_where(name: str, info: "DatasetInfo", folder: Path) -> None:
+    """Print what a data set is, where it is looked for, and how to get it."""
+    from isoproto.data.named import how_to_get, looked_for
+
+    typer.echo(f"{name}: {info.what}\nlicence: {info.licence}")
+    if looked := looked_for(name, folder):
+        typer.echo("looked for, in this order: " + ", ".join(looked))
+    typer.echo(f"how to get it: {how_to_get(name)}")
+
+
+def _show_texts(console: "Console", dataset: "TextDataset") -> None:
+    """Print how many texts there are of each class, and the beginnings of some."""
+    length = dataset.x.shape[1]
+    typer.echo(f"texts: {len(dataset.x):,}, up to {length} tokens of a vocabulary of {dataset.vocabulary:,}")
+    console.print(_counts(dataset))
+    console.print(_excerpts(dataset))
+
+
+def _show_pictures(console: "Console", dataset: "Dataset", path: Path) -> None:
+    """Print how many pictures there are of each class, and draw some of them into a file."""
     channels, height, width = dataset.x.shape[1:]
     typer.echo(f"pictures: {len(dataset.x):,}, {height}x{width} {'grey' if channels == 1 else 'colour'}")
-    wide.print(_counts(dataset))
-    path = sheet or cache_folder() / f"{kind}.png"
+    console.print(_counts(dataset))
     _draw(dataset, path)
     typer.echo(f"samples: {path}")
 

@@ -12,7 +12,11 @@ from isoproto.cli.keys import KeysDirOption
 from isoproto.errors import FederationError
 
 if TYPE_CHECKING:
-    from isoproto.deploy.status import RunStatus
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from isoproto.deploy.status import ClientStatus, RunStatus
 
 app = typer.Typer()
 
@@ -23,12 +27,25 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED ", "skipped":
 @app.command()
 def node(config: ConfigOption = Path("node.toml")) -> None:
     """Join a federation with this device's own data and model, until stopped."""
+    from isoproto.deploy.launch import start
     from isoproto.deploy.node import NodeConfig
 
-    own = NodeConfig.read(config)
-    if own.insecure:
+    settings = NodeConfig.read(config)
+    if settings.insecure:
         typer.secho("warning: `insecure`: no TLS and no key, anyone in between can read and change it", err=True)
-    own.start()
+    start(settings)
+
+
+@app.command(
+    hidden=True,  # for deploy/entrypoint.sh; people call `isoproto node`
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def supernode(context: typer.Context) -> None:
+    """Become a SuperNode with the arguments of Flower's own command, `flower-supernode`."""
+    from isoproto.deploy.launch import become_supernode
+
+    become_supernode(context.args)
 
 
 @app.command()
@@ -128,10 +145,8 @@ def _asked(
 
 
 def _show(status: "RunStatus", trouble: str) -> None:
-    from rich import box
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from isoproto.deploy.status import ago
 
@@ -144,11 +159,27 @@ def _show(status: "RunStatus", trouble: str) -> None:
         console.print(
             "  it writes more often while it lives; --connection asks the SuperLink, `isoproto resume` goes on"
         )
+    console.print(_client_table(status.clients))
+    for one in status.clients:
+        if one.failures:
+            console.print(escape(f"{one.client}: {one.last_failure}"), soft_wrap=True)
+    if status.strangers:
+        console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
+    if trouble:
+        console.print(escape(f"the SuperLink does not say all: {trouble}"))
+
+
+def _client_table(clients: "Sequence[ClientStatus]") -> "Table":
+    """Return a table with one row for each client."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("client", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("node", overflow="fold")  # a number of 20 figures is good for nothing without its end
+    table.add_column("node", overflow="fold")  # a cut node id of 20 digits could not be copied
     for title in ("model", "online", "last round", "accuracy", "failures"):
         table.add_column(title)
-    for one in status.clients:
+    for one in clients:
         table.add_row(
             escape(one.client),
             escape(one.node or "-"),
@@ -158,11 +189,4 @@ def _show(status: "RunStatus", trouble: str) -> None:
             "-" if one.accuracy is None else f"{one.accuracy:.3f}",
             str(one.failures),
         )
-    console.print(table)
-    for one in status.clients:
-        if one.failures:
-            console.print(escape(f"{one.client}: {one.last_failure}"), soft_wrap=True)
-    if status.strangers:
-        console.print(escape(f"online, but not in this run yet: {', '.join(status.strangers)}"))
-    if trouble:
-        console.print(escape(f"the SuperLink does not say all: {trouble}"))
+    return table

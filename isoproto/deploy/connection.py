@@ -1,4 +1,4 @@
-"""An entry of Flower's ``config.toml``: how ``flwr`` reaches a SuperLink. The rest of the file stays as it is."""
+"""Writing an entry into Flower's ``config.toml``. An entry says how ``flwr`` reaches a SuperLink."""
 
 import re
 import stat
@@ -9,14 +9,14 @@ from typing import Any
 from isoproto.config import Scalar
 from isoproto.errors import ConfigError
 from isoproto.paths import write_atomically
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 
 _OURS = ("address", "root-certificates", "insecure")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
 
 def check_address(address: str) -> str:
-    """Return an address if it is ``HOST:PORT``, with a name that can be looked up and a port that there can be.
+    """Check that an address is ``HOST:PORT`` with a possible host name and a possible port, and return it.
 
     Raises:
         ConfigError: If it is not.
@@ -28,7 +28,7 @@ def check_address(address: str) -> str:
     match = _ADDRESS.fullmatch(address)
     try:
         good = match is not None and bool(match[1].encode("idna")) and 0 < int(match[2]) < 65536
-    except UnicodeError:  # nothing, or too much, between two dots
+    except UnicodeError:  # a label between two dots is empty or too long
         good = False
     if not good:
         raise ConfigError(f"{address!r} is not an address; give HOST:PORT without scheme, such as 127.0.0.1:8000")
@@ -38,19 +38,19 @@ def check_address(address: str) -> str:
 def write_connection(
     path: Path, default: str, name: str, address: str, root_certificates: Path | None, *, replace: bool = False
 ) -> bool:
-    """Add or change a connection in a ``config.toml``, as ``with_connection`` does, and return whether it changed.
+    """Add or change a connection in a file ``config.toml``, and return whether the file changed.
 
     Args:
-        path: The file; a link to one stays a link.
-        default: What it begins with if it is not there.
+        path: The file. A symbolic link stays a link.
+        default: The text that a new file begins with.
         name: The connection's name.
         address: Where the SuperLink is.
-        root_certificates: The certificate of its authority; None without TLS.
-        replace: Change an entry that is there and says otherwise.
+        root_certificates: File with the certificate of the SuperLink's authority; None: without TLS.
+        replace: Change an existing entry that differs. Without it, such an entry is an error.
 
     Raises:
-        ConfigError: If the file cannot be read or changed; it is untouched.
-        StateError: If it cannot be written; it is untouched.
+        ConfigError: If the file cannot be read or changed. It stays as it was.
+        StateError: If the file cannot be written. It stays as it was.
     """
     path = path.resolve()
     before, mode = None, 0o666
@@ -72,17 +72,18 @@ def with_connection(
     """Add or change a connection in the text of a ``config.toml``.
 
     Args:
-        text: What the file holds.
-        name: The connection's name, with which ``flwr run . NAME`` uses it.
+        text: The content of the file.
+        name: The connection's name, as in ``flwr run . NAME``.
         address: Where the SuperLink is, ``HOST:PORT``.
-        root_certificates: The certificate that its own must be signed by; None for a SuperLink without TLS.
-        replace: Change an entry that is there and says otherwise.
+        root_certificates: File with the certificate of the SuperLink's authority; None: without TLS.
+        replace: Change an existing entry that differs. Without it, such an entry is an error.
 
     Returns:
-        The new text. Everything but these settings of this entry is as it was, comments included.
+        The new text. Only the settings of this entry have changed; everything else is as it was, with its comments.
 
     Raises:
-        ConfigError: If the name cannot be one, its entry says otherwise, or the text cannot be changed line by line.
+        ConfigError: If the name is not allowed, if its entry differs, or if the text is laid out so that it cannot be
+            changed line by line.
 
     Example:
         >>> print(with_connection("", "here", "127.0.0.1:8000", None), end="")
@@ -120,7 +121,7 @@ def with_connection(
 
 
 def _with_settings(text: str, name: str, settings: str) -> str:
-    """Put settings below the header of an entry, and take out the lines that hold those settings now."""
+    """Put settings below the header of an entry, and remove the lines that hold the old settings."""
     lines = text.splitlines(keepends=True)
     header = re.compile(rf"\s*\[\s*superlink\s*\.\s*(['\"]?){re.escape(name)}\1\s*\]")
     start = next((number for number, line in enumerate(lines, 1) if header.match(line)), len(lines))

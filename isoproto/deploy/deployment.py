@@ -1,4 +1,4 @@
-"""Runs of the app at a SuperLink that an entry of Flower's ``config.toml`` leads to."""
+"""Starting a run at the SuperLink of a deployment."""
 
 import subprocess
 import tempfile
@@ -9,7 +9,7 @@ from isoproto.config import Scalar
 from isoproto.deploy.enrolment import Ask, ask_flower
 from isoproto.engines.flower import app_folder, tool
 from isoproto.errors import FederationError
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 
 
 def run_at(
@@ -19,15 +19,15 @@ def run_at(
     ask: Ask = ask_flower,
     follow: Callable[[Sequence[str]], object] = lambda words: subprocess.run([tool("flwr"), *words], check=False),  # noqa: S603
 ) -> None:
-    """Run the app and follow its log on standard output to the end; unlike ``flwr run``, tell whether it went well.
+    """Run the app at a SuperLink, and print its log until it ends.
 
-    When this is interrupted, the run goes on.
+    Unlike ``flwr run``, this raises an error if the run fails. If this process is interrupted, the run goes on.
 
     Args:
-        connection: The SuperLink's entry.
-        run_config: Overrides of the run configuration.
-        ask: How to ask Flower.
-        follow: How to run Flower's command that shows a log.
+        connection: Name of the SuperLink's entry in Flower's ``config.toml``.
+        run_config: Settings of the run that differ from their defaults.
+        ask: Runs a ``flwr`` command and returns its answer; tests replace it.
+        follow: Runs a ``flwr`` command that prints a log; tests replace it.
 
     Raises:
         FederationError: If the SuperLink does not answer, or the run did not complete.

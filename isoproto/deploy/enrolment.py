@@ -1,8 +1,8 @@
-"""Telling a SuperLink which node keys to accept, and which no longer, through Flower's own commands.
+"""Enrolling and revoking the keys of nodes at a SuperLink, through Flower's commands.
 
-A SuperLink never takes a key again that it has refused. Which keys it knows, and as which node, it is asked each time:
-``flwr supernode list`` leaves the keys out. Kept beside the key, in ``nodes/NAME.json``, is where it was enrolled: one
-line for each SuperLink, since revoking it must reach them all.
+A SuperLink that has refused a key never accepts it again. ``flwr supernode list`` does not print keys, so the SuperLink
+is asked each time which keys it knows and which node each belongs to. The file ``nodes/NAME.json`` in the folder of keys
+records where a key was enrolled. It has one line for each SuperLink, because revoking must reach all of them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _LIMIT_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one node."""
+    """The result for one node: whether it worked, and a sentence that says so."""
 
     node: str
     done: bool
@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a SuperLink knows a key as, and whether it accepts it."""
+    """What a SuperLink knows about a key: the number of its node, and whether the key is accepted."""
 
     node_id: str
     accepted: bool
@@ -43,7 +43,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Where a node was enrolled, and as what; empty while that is not known."""
+    """One line of ``nodes/NAME.json``: the SuperLink, and the node's number there; empty while it is not known."""
 
     connection: str
     node_id: str
@@ -57,13 +57,13 @@ def ask_flower(words: Sequence[str]) -> dict[str, Any]:
     """Run a ``flwr`` command and return its answer.
 
     Raises:
-        FederationError: If it failed, with its reason.
+        FederationError: If the command failed, with the reason.
     """
     command = [tool("flwr"), *words, "--format", "json"]
     environment = {**os.environ, "FLWR_DISABLE_UPDATE_CHECK": "1"}
     if home := environment.get("FLWR_HOME"):
         environment["FLWR_HOME"] = str(Path(home).absolute())
-    # Elsewhere, a folder with an app that is called like the connection would be taken for the app.
+    # In another folder, `flwr` might find an app with the name of the connection and use that.
     with tempfile.TemporaryDirectory() as empty:
         try:
             done = subprocess.run(  # noqa: S603
@@ -88,10 +88,10 @@ def ask_flower(words: Sequence[str]) -> dict[str, Any]:
 
 
 def known_keys(connection: str) -> dict[bytes, Known]:
-    """Return what a SuperLink knows each node's key as, by ``keys.public_pem``.
+    """Ask a SuperLink which keys it knows; the keys of the result are in the format of ``keys.public_pem``.
 
     Raises:
-        FederationError: If it does not answer.
+        FederationError: If the SuperLink does not answer.
     """
     import click
     from flwr.cli.flower_config import read_superlink_connection
@@ -114,14 +114,17 @@ def known_keys(connection: str) -> dict[bytes, Known]:
 def enrol(
     folder: Path, names: Iterable[str], connection: str, ask: Ask = ask_flower, look: Look = known_keys
 ) -> Iterator[Outcome]:
-    """Have a SuperLink accept the keys of nodes, one after the other; those it accepts already stay as they are.
+    """Make a SuperLink accept the keys of nodes, one after the other. Keys that it accepts already stay as they are.
 
     Args:
         folder: The folder of keys.
         names: The nodes.
-        connection: The SuperLink's entry in Flower's ``config.toml``.
-        ask: How to ask Flower.
-        look: How to find out which keys a SuperLink knows.
+        connection: Name of the SuperLink's entry in Flower's ``config.toml``.
+        ask: Runs a ``flwr`` command and returns its answer; tests replace it.
+        look: Asks a SuperLink which keys it knows; tests replace it.
+
+    Yields:
+        The result for each node, as soon as it is known.
 
     Raises:
         FederationError: If the SuperLink does not answer.
@@ -132,7 +135,9 @@ def enrol(
     for name, path in public.items():
         found, text = known.get(keys.public_pem(path)), "was enrolled already, as"
         if found is None or not found.accepted:
-            _note(folder, name, connection, "")  # before it happens, and whether or not this lives to see it
+            _note(
+                folder, name, connection, ""
+            )  # written first, so that the record exists even if this process is killed
         if found is None:
             try:
                 answer = ask(["supernode", "register", str(path), connection, "--name", name])
@@ -152,10 +157,10 @@ def enrol(
 
 
 def revoke(folder: Path, name: str, ask: Ask = ask_flower, look: Look = known_keys) -> Outcome:
-    """Have every SuperLink that took a node's key refuse it from now on; then it is good for nothing and removed here.
+    """Make every SuperLink that accepted a node's key refuse it, and then remove the key from the folder.
 
     Raises:
-        StateError: If the node was not enrolled from here, or has no key here.
+        StateError: If no record says that the node was enrolled, or if it has no key in the folder.
     """
     records = _read(folder, name)
     if not records:
@@ -181,10 +186,10 @@ def revoke(folder: Path, name: str, ask: Ask = ask_flower, look: Look = known_ke
 
 
 def _revoke_at(connection: str, key: bytes, ask: Ask, look: Look) -> str:
-    """Have one SuperLink refuse a key, and return what it knew it as.
+    """Make one SuperLink refuse a key, and return which node it was there.
 
     Raises:
-        FederationError: If it does not, or knows no such key.
+        FederationError: If the SuperLink does not do it, or does not know the key.
     """
     known = look(connection).get(key)
     if known is None:
@@ -198,12 +203,12 @@ def _revoke_at(connection: str, key: bytes, ask: Ask, look: Look) -> str:
 
 
 def enrolled_as(folder: Path, name: str) -> str:
-    """Return where a node was enrolled and as what, in words; empty if it was not."""
+    """Return in words where a node was enrolled, with its number there; empty if it was not enrolled."""
     return ", ".join(f"node {number} at {connection}" for connection, number in _read(folder, name).items() if number)
 
 
 def enrolled_names(folder: Path, connection: str) -> dict[str, str]:
-    """Return the names of the nodes that were enrolled from a folder of keys at a SuperLink, by their numbers."""
+    """Return the names of the nodes that were enrolled at a SuperLink; the keys of the result are the nodes' numbers."""
     numbers = {name: _read(folder, name).get(connection) for name in keys.node_names(folder)}
     return {number: name for name, number in numbers.items() if number}
 
@@ -213,14 +218,14 @@ def _record_path(folder: Path, name: str) -> Path:
 
 
 def _note(folder: Path, name: str, connection: str, number: str) -> None:
-    """Write down where a node is enrolled, and as what."""
+    """Record where a node is enrolled, and its number there."""
     records = {**_read(folder, name), connection: number}
     lines = [json.dumps(asdict(_Record(where, what))) + "\n" for where, what in records.items()]
     write_atomically(_record_path(folder, name), "".join(lines).encode())
 
 
 def _read(folder: Path, name: str) -> dict[str, str]:
-    """Return where a node was enrolled, with its number there."""
+    """Return a node's numbers by the SuperLinks at which it was enrolled."""
     path = _record_path(folder, name)
     try:
         records = [_Record(**json.loads(line)) for line in path.read_text("utf8").splitlines() or [""]]

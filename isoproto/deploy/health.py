@@ -1,7 +1,7 @@
-"""Asking a SuperLink or a SuperNode whether it serves, by gRPC's standard health protocol (``grpc.health.v1``).
+"""Health checks: ask a SuperLink or a SuperNode whether it works, by gRPC's health protocol (``grpc.health.v1``).
 
-Both answer where ``--health-server-address`` says, without TLS; root certificates are for a server, or a proxy
-before one, that has TLS.
+Flower's processes answer at ``--health-server-address``, without TLS. Root certificates are only needed for another
+server, or a proxy, that has TLS.
 """
 
 import enum
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-# A check asks a process nearby. An HTTP proxy named by the environment would answer for itself, or not at all.
+# The process to check is on this machine or near it. An HTTP proxy from the environment would only get in the way.
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 _NO_CONTACT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Status(enum.IntEnum):
-    """What came of a check; the numbers are the exit statuses of ``isoproto health``."""
+    """The result of a check. The numbers are the exit statuses of ``isoproto health``."""
 
     SERVING = 0
     NOT_SERVING = 1
@@ -25,7 +25,7 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A status and, when it is not serving, the reason."""
+    """The result of a check and, if the server does not serve, the reason."""
 
     status: Status
     reason: str = ""
@@ -36,12 +36,12 @@ def check(address: str, root_certificates: bytes | None = None, service: str = "
 
     Args:
         address: ``HOST:PORT``.
-        root_certificates: PEM of the authority that vouches for the server; None for a connection without TLS.
-        service: Name of one of its services; empty for the server as a whole, which is all that Flower's knows.
-        timeout_s: Seconds after which it counts as unreachable.
+        root_certificates: PEM certificate of the authority that signed the server's certificate; None: without TLS.
+        service: Name of one service of the server. Empty: the server as a whole; Flower's processes know nothing else.
+        timeout_s: Seconds to wait for an answer. After that the server counts as unreachable.
 
     Returns:
-        Serving, not serving (it answers, but otherwise), or unreachable.
+        Serving, not serving (the server answers something else), or unreachable.
     """
     if root_certificates is None:
         channel = grpc.insecure_channel(address, options=_OPTIONS)

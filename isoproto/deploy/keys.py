@@ -1,25 +1,23 @@
-"""Keys of a deployment as files in one folder: an authority, the SuperLink's certificate, a key for each node.
+"""The keys of a deployment, as files in one folder: an authority, the SuperLink's certificate, a key for each node.
 
 ==================  ==========================================  ========================================
 file                what it holds                               who needs it
 ==================  ==========================================  ========================================
-``ca.key``          private key of the authority                nobody else; it signs new certificates
-``ca.pem``          its certificate                             every node, and whoever calls ``flwr``
+``ca.key``          private key of the authority                this folder alone; it signs certificates
+``ca.pem``          its certificate                             every node, and everyone who calls ``flwr``
 ``server.key``      private key of the SuperLink                the SuperLink
 ``server.pem``      its certificate                             the SuperLink
 ``nodes/NAME.key``  private key of a node, OpenSSH's format     that node
-``nodes/NAME.pub``  its public half                             nobody else; the SuperLink learns it
+``nodes/NAME.pub``  public key of that node                     this folder; enrolling sends it
 ==================  ==========================================  ========================================
 
-All keys lie on the curve P-384, which Flower asks of nodes. Private keys are readable by their owner alone from
-the moment they exist, and no file that is there is ever replaced, but for the SuperLink's certificate on renewal.
+All keys are on the curve P-384, because Flower requires it of nodes. A private key can be read by its owner alone, from
+the moment the file exists. An existing file is never replaced, except the SuperLink's certificate when it is renewed.
 """
 
 import base64
 import hashlib
-import ipaddress
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -37,32 +35,33 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from isoproto.deploy.certificates import (
+    OWN_HOSTS,
+    authority_certificate,
+    hosts_of,
+    server_certificate,
+    subject_names,
+    this_machine,
+)
 from isoproto.errors import ConfigError, StateError
 from isoproto.paths import write_atomically
 
 AUTHORITY_YEARS = 10
 SERVER_YEARS = 2
-# What the SuperLink is called on its own machine and in a compose file.
-OWN_HOSTS = ("localhost", "127.0.0.1", "::1", "superlink")
-_HOST_NAME = re.compile(
-    r"(?=.{1,253}$)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?!\d+$)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_CLOCKS_DIFFER = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What one certificate or node key is.
+    """One certificate or one key of a node.
 
     Attributes:
-        path: Its file.
-        expires: When it ends; None for a node's key, which is good until it is revoked.
-        names: Whom it stands for: host names and addresses, the authority, the node.
+        path: The file.
+        expires: When the certificate ends; None for a key of a node, which is valid until it is revoked.
+        names: The host names and addresses, the authority, or the node that it belongs to.
         fingerprint: SHA-256, as ``openssl x509 -fingerprint`` and ``ssh-keygen -l`` write it.
-        exposed: Whether others on this machine can read its private key.
+        exposed: Whether other users of this machine can read the private key.
     """
 
     path: Path
@@ -80,14 +79,14 @@ def make_keys(
     years: int = SERVER_YEARS,
     authority_years: int = AUTHORITY_YEARS,
 ) -> None:
-    """Make an authority, a certificate for the SuperLink, and a key for each node, in a folder without any of these.
+    """Make an authority, a certificate for the SuperLink, and a key for each node. The folder must hold none of these.
 
     Raises:
-        ConfigError: If a name cannot be one; nothing was written.
-        StateError: If there is one of them already; nothing was written.
+        ConfigError: If a name of a node or of a host is not allowed. Nothing was written.
+        StateError: If one of the files exists. Nothing was written.
     """
     nodes, hosts = list(nodes), list(hosts)
-    _subject_names(hosts)
+    subject_names(hosts)
     for name in nodes:
         _check_node_name(name)
     if found := [path.relative_to(folder).as_posix() for path in _files(folder)]:
@@ -103,42 +102,32 @@ def make_keys(
 
 
 def make_authority(folder: Path, *, years: int = AUTHORITY_YEARS) -> Path:
-    """Make a private key and the certificate with which it vouches for itself, and return the certificate's file.
-
-    It can sign certificates of servers, but none of further authorities (path length 0).
+    """Make the private key and the certificate of an authority, and return the certificate's file.
 
     Raises:
-        StateError: If there is one already.
+        StateError: If one of the files exists.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    name = _name(f"isoproto authority {identifier.digest.hex()[:8]}")
-    certificate = (
-        _draft(name, key.public_key(), name, until=datetime.now(UTC) + timedelta(days=365 * years))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(key, hashes.SHA384())
-    )
+    certificate = authority_certificate(key, years)
     _make_folders(folder)
     _write_new(folder / "ca.key", _private_pem(key), private=True)
     return _write_new(folder / "ca.pem", certificate.public_bytes(Encoding.PEM))
 
 
 def make_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: int = SERVER_YEARS) -> Path:
-    """Make a key for the SuperLink and have it signed by the authority, and return the certificate's file.
+    """Make a key and a certificate for the SuperLink, signed by the authority, and return the certificate's file.
 
     Args:
-        folder: Where the authority is.
-        hosts: Names and addresses under which nodes and users call the SuperLink, besides ``OWN_HOSTS`` and the
-            name of this machine.
-        years: How long it is good, but no longer than the authority.
+        folder: The folder of keys, with the authority in it.
+        hosts: Names and addresses by which nodes and users call the SuperLink. ``OWN_HOSTS`` and the name of this
+            machine are always added.
+        years: How long the certificate is valid, but never longer than the authority's.
 
     Raises:
         ConfigError: If a host is neither a name nor an address.
-        StateError: If there is one already, or no authority that lasts.
+        StateError: If one of the files exists, or if there is no valid authority.
     """
-    names = _subject_names([*OWN_HOSTS, *_this_machine(), *hosts])
+    names = subject_names([*OWN_HOSTS, *this_machine(), *hosts])
     key = ec.generate_private_key(ec.SECP384R1())
     content = _signed_for(folder, key.public_key(), names, years)
     _write_new(folder / "server.key", _private_pem(key), private=True)
@@ -146,25 +135,25 @@ def make_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: i
 
 
 def renew_server_certificate(folder: Path, *, hosts: Iterable[str] = (), years: int = SERVER_YEARS) -> Path:
-    """Have the SuperLink's key signed anew, for the hosts it has and more; nodes need nothing new.
+    """Sign a new certificate for the SuperLink's key, for the same hosts and further ones. Nodes need nothing new.
 
     Raises:
         ConfigError: If a host is neither a name nor an address.
-        StateError: If there is no authority that lasts, or no certificate to renew.
+        StateError: If there is no valid authority, or no certificate to renew.
     """
     path = folder / "server.pem"
-    names = _subject_names([*_hosts(_read_certificate(path)), *hosts])
+    names = subject_names([*hosts_of(_read_certificate(path)), *hosts])
     key = _read_private(folder / "server.key").public_key()
     write_atomically(path, _signed_for(folder, key, names, years), mode=0o644)
     return path
 
 
 def make_node_key(folder: Path, name: str) -> Path:
-    """Make the pair of keys with which a node proves who it is, and return the private one's file.
+    """Make the two keys by which a SuperLink recognises a node, and return the file of the private key.
 
     Raises:
-        ConfigError: If the name cannot be one.
-        StateError: If there is one already.
+        ConfigError: If the name is not allowed.
+        StateError: If one of the files exists.
     """
     _check_node_name(name)
     private, public = (folder / "nodes" / f"{name}{suffix}" for suffix in (".key", ".pub"))
@@ -183,7 +172,7 @@ def make_node_key(folder: Path, name: str) -> Path:
 
 
 def node_names(folder: Path) -> list[str]:
-    """Return the names of the nodes that have a key here."""
+    """Return the names of the nodes that have a key in the folder."""
     return sorted(path.stem for path in (folder / "nodes").glob("*.pub"))
 
 
@@ -191,7 +180,7 @@ def public_key(folder: Path, name: str) -> Path:
     """Return the file of a node's public key.
 
     Raises:
-        StateError: If there is none.
+        StateError: If there is no such file.
     """
     path = folder / "nodes" / f"{name}.pub"
     if not path.is_file():
@@ -203,10 +192,10 @@ def public_key(folder: Path, name: str) -> Path:
 
 
 def public_pem(path: Path) -> bytes:
-    """Return a node's public key from its file as a SuperLink keeps it.
+    """Read a node's public key, and return it in the format in which a SuperLink keeps it (PEM).
 
     Raises:
-        StateError: If it cannot be read.
+        StateError: If the file cannot be read.
     """
     try:
         return load_ssh_public_key(path.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -215,16 +204,16 @@ def public_pem(path: Path) -> bytes:
 
 
 def check_certificate(path: Path) -> bytes:
-    """Return the content of a file with a certificate.
+    """Check that a file holds a certificate, and return the certificate as PEM.
 
     Raises:
-        StateError: If it is none.
+        StateError: If the file holds no certificate.
     """
     return _read_certificate(path).public_bytes(Encoding.PEM)
 
 
 def open_folders(folder: Path) -> list[Path]:
-    """Return which of the folder and the one of nodes in it others on this machine can write to."""
+    """Return those of the folder and its sub-folder ``nodes`` that other users of this machine can write to."""
     return [path for path in (folder, folder / "nodes") if path.is_dir() and path.stat().st_mode & 0o022]
 
 
@@ -232,7 +221,7 @@ def describe(folder: Path) -> list[Credential]:
     """Return what is in a folder: the authority, the SuperLink's certificate, and the nodes' keys by name.
 
     Raises:
-        StateError: If there is nothing, or something cannot be read.
+        StateError: If the folder holds no keys, or if a file cannot be read.
     """
     found = [_describe_certificate(folder / name) for name in ("ca.pem", "server.pem") if (folder / name).exists()]
     found += [_describe_node(public_key(folder, name)) for name in node_names(folder)]
@@ -243,7 +232,7 @@ def describe(folder: Path) -> list[Credential]:
 
 def _describe_certificate(path: Path) -> Credential:
     certificate = _read_certificate(path)
-    hosts = _hosts(certificate) or [str(part.value) for part in certificate.subject]
+    hosts = hosts_of(certificate) or [str(part.value) for part in certificate.subject]
     fingerprint = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     return Credential(path, certificate.not_valid_after_utc, tuple(hosts), fingerprint, _exposed(path))
 
@@ -263,9 +252,9 @@ def _exposed(public: Path) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of ours that are in a folder."""
-    own = [folder / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
-    return [path for path in [*own, *sorted((folder / "nodes").glob("*"))] if path.exists()]
+    """Return the files of keys that exist in a folder."""
+    found = [folder / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
+    return [path for path in [*found, *sorted((folder / "nodes").glob("*"))] if path.exists()]
 
 
 def _check_node_name(name: str) -> None:
@@ -276,43 +265,8 @@ def _check_node_name(name: str) -> None:
         )
 
 
-def _this_machine() -> list[str]:
-    """Return this machine's name, if it is one that a certificate can hold."""
-    name = socket.gethostname().lower()
-    return [name] if _HOST_NAME.fullmatch(name) else []
-
-
-def _subject_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Return each host once, as a name or as an address."""
-    return list(dict.fromkeys(_subject_name(host) for host in hosts))
-
-
-def _subject_name(host: str) -> x509.GeneralName:
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        address = None
-    if address and not address.is_unspecified:
-        return x509.IPAddress(address)
-    if not address and _HOST_NAME.fullmatch(host.lower()):
-        return x509.DNSName(host.lower())
-    raise ConfigError(
-        f"--host {host!r} is not what nodes can call the SuperLink by: give a host name or an IP address, without "
-        "scheme and port"
-    )
-
-
-def _hosts(certificate: x509.Certificate) -> list[str]:
-    """Return the names and addresses that a certificate is for; an authority has none."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names]
-
-
 def _signed_for(folder: Path, key: ec.EllipticCurvePublicKey, names: list[x509.GeneralName], years: int) -> bytes:
-    """Return the certificate of a server's key, signed by the folder's authority."""
+    """Return a certificate for a server's key, as PEM, signed by the authority in the folder."""
     authority, authority_key = _read_certificate(folder / "ca.pem"), _read_private(folder / "ca.key")
     end = authority.not_valid_after_utc
     if end <= datetime.now(UTC):
@@ -320,53 +274,9 @@ def _signed_for(folder: Path, key: ec.EllipticCurvePublicKey, names: list[x509.G
             f"the authority {folder / 'ca.pem'} has ended on {end:%Y-%m-%d}, and nobody trusts what it signs; nothing "
             "was changed. Make all keys anew: move the folder away, then `isoproto keys init`"
         )
-    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     until = min(datetime.now(UTC) + timedelta(days=365 * years), end)
-    certificate = (
-        _draft(_name("isoproto SuperLink"), key, authority.subject, until=until)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
-        .sign(authority_key, hashes.SHA384())
-    )
+    certificate = server_certificate(key, names, until, authority=authority, authority_key=authority_key)
     return certificate.public_bytes(Encoding.PEM)
-
-
-def _draft(
-    subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, *, until: datetime
-) -> x509.CertificateBuilder:
-    """Return the part that every certificate has; it begins a little earlier, for clocks that are late."""
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.now(UTC) - _CLOCKS_DIFFER)
-        .not_valid_after(until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """Return what a key is for: signing certificates, or proving in a handshake who one is."""
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -379,7 +289,7 @@ def _write_new(path: Path, content: bytes, *, private: bool = False) -> Path:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make the folder of keys, and in it the one of nodes, for their owner alone, if they are not there."""
+    """Make the folder of keys and its sub-folder ``nodes``, closed to other users, unless they exist."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for path in (folder, folder / "nodes"):
@@ -404,7 +314,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
 def _read_private(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as err:  # TypeError: it is encrypted
+    except (OSError, ValueError, TypeError) as err:  # TypeError: the key is encrypted
         raise StateError(f"cannot read the private key {path}: {err}; restore it, or make all keys anew") from err
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise StateError(f"{path}: wanted a key on an elliptic curve, got {type(key).__name__}")

@@ -1,9 +1,8 @@
-"""A device's own configuration, and the SuperNode that it starts."""
+"""The configuration of a device that takes part in a federation, ``node.toml``."""
 
 import dataclasses
 import os
 import resource
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,47 +15,45 @@ from isoproto.data import class_names
 from isoproto.deploy.connection import check_address
 from isoproto.errors import ConfigError
 from isoproto.own_code import absolute, is_own
-from isoproto.runs.run_folder import to_toml
 from isoproto.settings.rules import number, one_of
 
-# Without the working directory among the places where packages are looked for.
-SUPERNODE = (sys.executable, "-P", "-m", "isoproto.deploy.supernode")
 MAY_SEND = ("gradients", "head", "base")
 _MIB = 2**20
-_TASK_POLL_S = "0.2"  # how often a SuperNode looks for a message to work on; Flower's own value is 1 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """What the owner of a device decides; a server's settings never override it.
+    """The settings of a device. Its owner makes them, and the settings of a server never override them.
 
     Attributes:
         superlink: Where the SuperLink is, ``HOST:PORT``.
-        root_certificates: Certificate of the authority that vouches for it.
-        private_key: The key with which this device proves who it is.
-        insecure: Neither TLS nor a key: for trials on one machine.
-        trusted_entities: Flower's YAML file of keys; only apps of Flower's Hub that one of them signed are run, no app
-            that was built locally. Empty: any app.
-        name: The client's name in the federation; by default that of the key's file.
+        root_certificates: File with the certificate of the authority that signed the SuperLink's certificate.
+        private_key: File with the key by which the SuperLink recognises this device.
+        insecure: Use neither TLS nor a key. For trials on one machine.
+        trusted_entities: Flower's YAML file of keys. The device then runs only apps from Flower's Hub that one of
+            these keys signed, and no app that was built locally. Empty: it runs any app.
+        name: The client's name in the federation. By default the name of the key's file.
         data: The device's data: a known name, ``imagefolder:FOLDER``, ``npz:FILE``, ``csv:FILE``, ``jsonl:FILE`` or
             ``module:FILE.py:callable``.
-        data_dir: What relative paths of data start from; by default the configuration's folder.
-        partition_id: Instead of own data: number of its share of the run's data, which lie here too.
-        num_partitions: How many shares there are.
-        classes: The federation's classes in its order; empty: the run says, else the data's own.
-        outside_classes: Samples of other classes: an error, or left out.
-        model: A known name, or ``module:callable`` or ``FILE.py:callable`` that makes a feature extractor; empty: as
-            the run says.
+        data_dir: Folder that relative paths of data start from. By default the configuration's folder.
+        partition_id: Number of the device's share of the data that the run names, which must lie on this device. Use it
+            instead of ``data``; -1: not used.
+        num_partitions: How many shares there are; needed with ``partition_id``.
+        classes: The federation's classes in its order. Empty: the classes that the run names, else those of the data.
+        outside_classes: What happens to samples of other classes: ``refuse`` is an error, ``drop`` leaves them out.
+        model: A known name, or ``module:callable`` or ``FILE.py:callable`` that makes a feature extractor. Empty: the
+            model that the run names.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        batch_size: Mini-batch size; 0: as the run says.
-        threads: CPU threads.
-        memory_mb: MiB of data that each process of the node may have; 0: no limit.
-        state_dir: Folder of this device's models and of Flower's files.
-        min_class_samples: Samples of a class below which nothing is sent of it; the run may ask for more.
-        may_send: What may leave the device besides class means, counts and accuracies: ``gradients``, ``head``,
-            ``base`` (weights).
-        runtime_port: Local port between the SuperNode and the processes it starts; one per node of a machine.
-        health_port: Local port for ``isoproto health``; 0: none.
+        batch_size: Size of a mini-batch; 0: the size that the run sets.
+        threads: How many CPU threads each process of the node uses.
+        memory_mb: MiB of memory for data that each process of the node may use; 0: no limit.
+        state_dir: Folder in which the device keeps its models and Flower's files.
+        min_class_samples: The device sends nothing about a class with fewer samples than this. The run may ask for more.
+        may_send: What may leave the device besides class means, counts and accuracies: ``gradients``, and the weights
+            ``head`` and ``base``.
+        runtime_port: Local port between the SuperNode and the processes that it starts. Nodes on one machine need
+            different ports.
+        health_port: Local port that answers ``isoproto health``; 0: none.
     """
 
     superlink: str = ""
@@ -84,10 +81,10 @@ class NodeConfig:
 
     @classmethod
     def read(cls, path: Path) -> "NodeConfig":
-        """Read a TOML file; relative paths start from its folder.
+        """Read the configuration from a TOML file; relative paths start from the file's folder.
 
         Raises:
-            ConfigError: If it cannot be read, or with everything that is wrong in it.
+            ConfigError: If the file cannot be read. Or with a list of everything that is wrong in it.
         """
         try:
             values = tomllib.loads(path.read_text("utf8"))
@@ -99,12 +96,12 @@ class NodeConfig:
     def from_mapping(
         cls, values: Mapping[str, Any], folder: Path, *, source: str = "node configuration"
     ) -> "NodeConfig":
-        """Read settings, lists as lists or as text, or say everything that is wrong with them at once.
+        """Read the configuration from a mapping, and report everything that is wrong with it at once.
 
         Args:
-            values: Settings by key.
-            folder: What relative paths start from.
-            source: Where they come from, for the error text.
+            values: The settings by key. A list may be a list, or text with commas.
+            folder: The folder that relative paths start from.
+            source: Where the settings come from, for the error text.
 
         Raises:
             ConfigError: With every unknown key, wrong value, missing setting and missing file.
@@ -130,7 +127,7 @@ class NodeConfig:
         if is_own(found.get("model", "")):
             found["model"] = absolute(found["model"], folder)
         config = cls(**found)
-        refuse([*problems, *(text for text in config._problems() if not _told(text, values, found))], source)
+        refuse([*problems, *(text for text in config._problems() if not _named_already(text, values, found))], source)
         return config if config.name else dataclasses.replace(config, name=config._default_name())
 
     def _default_name(self) -> str:
@@ -140,6 +137,17 @@ class NodeConfig:
 
     def _problems(self) -> Iterator[str]:
         """Yield what is wrong with settings that have the right type."""
+        yield from self._connection_problems()
+        yield from self._resource_problems()
+        try:
+            class_names(self.classes)
+        except ConfigError as err:
+            yield str(err)
+        if unknown := [word for word in self.sends if word not in MAY_SEND]:
+            yield f"`may-send` must be of {', '.join(map(repr, MAY_SEND))}, got {unknown}"
+
+    def _connection_problems(self) -> Iterator[str]:
+        """Yield what is wrong with the address, the certificate and the keys."""
         try:
             check_address(self.superlink)
         except ConfigError as err:
@@ -160,6 +168,9 @@ class NodeConfig:
                 yield f"`{key}`: others on this device can read {path}; chmod 600 {path}"
         if self.trusted_entities:
             yield from (f"`trusted-entities`: {problem}" for problem in _trust_problems(self.trusted_entities))
+
+    def _resource_problems(self) -> Iterator[str]:
+        """Yield what is wrong with the settings of memory, data and mini-batches."""
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         if hard != resource.RLIM_INFINITY and self.memory_mb * _MIB > hard:
             yield f"`memory-mb` must be at most {hard // _MIB}, this user's limit (ulimit -Hd), got {self.memory_mb}"
@@ -169,20 +180,14 @@ class NodeConfig:
             yield f"`partition-id` {self.partition_id} must be below `num-partitions`, {self.num_partitions}"
         if self.batch_size == 1:
             yield "`batch-size` must be 0 or >= 2: BatchNorm cannot train on one sample, got 1"
-        try:
-            class_names(self.classes)
-        except ConfigError as err:
-            yield str(err)
-        if unknown := [word for word in self.sends if word not in MAY_SEND]:
-            yield f"`may-send` must be of {', '.join(map(repr, MAY_SEND))}, got {unknown}"
 
     @property
     def sends(self) -> tuple[str, ...]:
-        """The words of ``may_send``."""
+        """The words of ``may_send``, one by one."""
         return tuple(word.strip() for word in self.may_send.split(",") if word.strip())
 
     def for_client(self) -> dict[str, Scalar]:
-        """Return Flower's node configuration, which ``client_app`` reads."""
+        """Return the settings that ``client_app`` reads, as Flower's node configuration."""
         chosen: dict[str, Scalar] = {
             "name": self.name,
             "data-dir": self.data_dir,
@@ -202,63 +207,15 @@ class NodeConfig:
 
     @property
     def node_file(self) -> Path:
-        """Where :meth:`start` leaves Flower's node configuration."""
+        """The file into which :func:`isoproto.deploy.launch.start` writes Flower's node configuration."""
         return Path(self.state_dir) / "node-config.toml"
-
-    def command(self) -> list[str]:
-        """Return the command line of the SuperNode, with its node configuration as a file in the state folder."""
-        words = [*SUPERNODE, "--superlink", self.superlink, "--node-config", str(self.node_file)]
-        words += ["--port", str(self.runtime_port)]
-        if self.health_port:
-            words += ["--health-server-address", f"127.0.0.1:{self.health_port}"]
-        if self.trusted_entities:
-            words += ["--trusted-entities", self.trusted_entities]
-        if self.insecure:
-            return [*words, "--insecure"]
-        return [
-            *words,
-            "--root-certificates",
-            self.root_certificates,
-            "--auth-supernode-private-key",
-            self.private_key,
-        ]
-
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the SuperNode's environment: a Flower home of its own, few threads, nothing installed at run time."""
-        return {
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": _TASK_POLL_S,
-            **base,
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_HOME": str(Path(self.state_dir) / "flower"),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(self.threads)),
-        }
-
-    def start(self) -> None:
-        """Become the SuperNode: this process ends where it ends, and signals reach it.
-
-        Raises:
-            StateError: If the state folder cannot be written.
-        """
-        folder = Path(self.state_dir)
-        for own in (folder, folder / "models", folder / "flower"):
-            paths.private_folder(own)
-        paths.write_atomically(self.node_file, to_toml(self.for_client()).encode(), mode=0o600)
-        if self.memory_mb:
-            limit = self.memory_mb * _MIB
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        command = self.command()
-        os.chdir(folder)  # no package lies here that could be taken for the app's
-        os.execve(command[0], command, self.environment(os.environ))  # noqa: S606
 
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {f.name.replace("_", "-"): f for f in dataclasses.fields(NodeConfig)}
 
 
 def _unreadable(path: str) -> str:
-    """Return why this user cannot read a file; empty if it can."""
+    """Return why this user cannot read a file, or an empty text if they can."""
     try:
         with open(path, "rb"):
             return ""
@@ -269,7 +226,7 @@ def _unreadable(path: str) -> str:
 
 
 def _trust_problems(path: str) -> Iterator[str]:
-    """Yield what keeps Flower from taking a file of trusted entities, or from checking anything by it."""
+    """Yield why Flower would refuse a file of trusted entities, or accept it and check nothing."""
     import yaml
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -294,7 +251,7 @@ def _trust_problems(path: str) -> Iterator[str]:
             yield f"{path}: the key of {name!r} must be of ed25519, `ssh-ed25519 ...`, got {key!r:.60}"
 
 
-def _told(problem: str, values: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether a problem is of a setting that was there, but is named already as wrong in itself."""
+def _named_already(problem: str, values: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Return whether a problem is about a setting whose value was refused before, so that it is reported once."""
     key = problem.partition("`")[2].partition("`")[0]
     return key in values and key.replace("-", "_") not in found

@@ -1,4 +1,4 @@
-"""What a run is doing: who takes part, who was heard of when, what failed. Read from its folder while it runs."""
+"""The state of a run, read from its folder while it runs: its clients, when each last answered, what failed."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from isoproto.errors import ConfigError
 from isoproto.report import Run, read_run
 from isoproto.runs.run_folder import FLOWER_RUN
 
-# A run that lives writes into its folder more often than this many times its timeout.
+# A run that is alive writes into its folder within this many times its timeout.
 _SILENT = 3
 _SECONDS = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -22,15 +22,15 @@ class ClientStatus:
     """One client, or a node that was refused.
 
     Attributes:
-        client: Its name.
-        model: Its architecture; empty for a node that was refused.
-        node: The node that stands for it, by the name that it was enrolled under or its number; empty if the SuperLink
-            was not asked, or does not know it.
-        online: Whether the SuperLink hears its heartbeat; None likewise.
-        last_round: The last round that it answered in; None before.
-        accuracy: Its own model's, then.
-        failures: How often it failed.
-        last_failure: Round and reason of the last time.
+        client: Name of the client.
+        model: Architecture of its model; empty for a node that was refused.
+        node: The node that answers for the client: the name under which it was enrolled, or its number. Empty if the
+            SuperLink was not asked, or does not know the node.
+        online: Whether the SuperLink receives the node's heartbeat. None if it was not asked, or does not know the node.
+        last_round: The last round in which the client answered; None if it has not answered yet.
+        accuracy: Accuracy of the client's model after that round.
+        failures: How often the client failed.
+        last_failure: Round and reason of the last failure.
     """
 
     client: str
@@ -45,18 +45,18 @@ class ClientStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run at one moment.
+    """The state of a run at one moment.
 
     Attributes:
         run: Name of its folder.
-        state: ``waiting`` for nodes, ``running``, ``completed`` or ``failed``; ``silent`` if the SuperLink says nothing
-            of it and nothing was written for so long that it must have died.
-        round: The last round that is over; 0 before the first.
-        rounds: How many there will be.
-        silent_s: Seconds since its folder last changed.
-        said: The last line of its log, or why it failed.
-        clients: Who takes part, by name, then nodes that were refused.
-        strangers: Nodes of the SuperLink that are online and none of them, by name or number.
+        state: ``waiting`` for nodes, ``running``, ``completed``, ``failed`` or ``silent``. Silent means that nothing was
+            written for so long that the run must have died, and that no SuperLink says otherwise.
+        round: The last complete round; 0 before the first.
+        rounds: How many rounds the run will have.
+        silent_s: Seconds since the folder last changed.
+        said: The last line of the run's log, or the reason why it failed.
+        clients: The clients by name, then the nodes that were refused.
+        strangers: Nodes that are online at the SuperLink and take no part in the run, by name or number.
     """
 
     run: str
@@ -69,7 +69,7 @@ class RunStatus:
     strangers: list[str] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Return all of it as one line of JSON."""
+        """Return the whole state as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -77,7 +77,7 @@ def newest_run(output_dir: Path) -> Path:
     """Return the folder of the run that was started last.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If the folder holds no run.
     """
     found = [path.parent for path in output_dir.glob("*/config.toml")]
     if not found:
@@ -86,7 +86,7 @@ def newest_run(output_dir: Path) -> Path:
 
 
 def flower_run(folder: Path) -> str:
-    """Return the number under which the SuperLink knows a run; empty if it has none."""
+    """Return the number under which the SuperLink knows a run; empty if the run used no SuperLink."""
     path = folder / FLOWER_RUN
     number = path.read_text("utf8").strip() if path.exists() else ""
     return "" if number == "0" else number
@@ -99,14 +99,14 @@ def run_status(
     *,
     now: float | None = None,
 ) -> RunStatus:
-    """Read what a run is doing.
+    """Read the state of a run from its folder.
 
     Args:
-        folder: Its folder.
-        nodes: What ``flwr supernode list`` says, if the SuperLink was asked: ``node-id``, ``status``; and ``name``,
-            where it is known.
-        known: What ``flwr ls`` says of the run, if the SuperLink was asked before: ``status``, ``status-details``.
-        now: Seconds since 1970.
+        folder: The run folder.
+        nodes: The answer of ``flwr supernode list``, if the SuperLink was asked: ``node-id`` and ``status`` of each
+            node, and ``name`` where it is known.
+        known: The answer of ``flwr ls`` about the run, if the SuperLink was asked: ``status``, ``status-details``.
+        now: The present time, in seconds since 1970; None: by the clock.
 
     Raises:
         StateError: If a file of the folder cannot be read.
@@ -140,7 +140,7 @@ def run_status(
 
 
 def _hosts(folder: Path) -> dict[str, str]:
-    """Return the number of the node that stands for each client."""
+    """Return the number of the node that answers for each client."""
     path = folder / "nodes.json"
     hosts: dict[str, str] = json.loads(path.read_text("utf8")) if path.exists() else {}
     return hosts
@@ -148,7 +148,9 @@ def _hosts(folder: Path) -> dict[str, str]:
 
 def _clients(run: Run, nodes: Sequence[Mapping[str, Any]], hosts: Mapping[str, str]) -> list[ClientStatus]:
     found = {share.client: ClientStatus(share.client, share.model) for share in run.clients}
-    names = {f"node {number}": client for client, number in hosts.items()}  # of a node that was refused before
+    names = {
+        f"node {number}": client for client, number in hosts.items()
+    }  # to find the client of a node that was refused before
     for line in run.metrics:
         if line["kind"] == "client":
             one = found.setdefault(line["client"], ClientStatus(line["client"]))
@@ -165,7 +167,7 @@ def _clients(run: Run, nodes: Sequence[Mapping[str, Any]], hosts: Mapping[str, s
             one.last_failure = f"round {line['round']}: {line['reason']}"
     numbers = {str(node["node-id"]): node for node in nodes}
     for one in found.values():
-        number = hosts.get(one.client) or one.client.removeprefix("node ")  # what was refused goes by its number
+        number = hosts.get(one.client) or one.client.removeprefix("node ")  # a refused node has its number as its name
         if node := numbers.get(number):
             one.node, one.online = _name(node), node["status"] == "online"
     return list(found.values())
@@ -184,7 +186,7 @@ def _last_line(path: Path) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Say how long something takes.
+    """Return a length of time in one unit, as short text.
 
     Example:
         >>> ago(4.2), ago(250), ago(90000)

@@ -1,7 +1,8 @@
-"""Flower's SuperNode as a process that ends when its work does.
+"""Flower's SuperNode as a process that ends when its connection ends.
 
-Flower 1.42 serves a node's processes from a thread of its own. When the connection is given up, as after a certificate
-that is refused while the node runs, that thread keeps the process alive, and neither Docker nor systemd starts it anew.
+In Flower 1.42, a thread of the SuperNode serves the processes of the node. When the SuperNode gives up its connection,
+for example because a new certificate is refused, that thread keeps the process alive. Then neither Docker nor systemd
+sees that it must be started again. Here the process ends with the connection.
 """
 
 import os
@@ -12,9 +13,9 @@ from flwr.supernode.cli import flower_supernode
 
 
 def main() -> None:
-    """Run the SuperNode with this process's arguments; when it returns, whatever its threads do, the status is 1."""
+    """Run the SuperNode with this process's arguments. When it returns, end with status 1, even if threads still run."""
     try:
-        flower_supernode()  # it ends by SystemExit where it was told to
+        flower_supernode()  # SystemExit passes: the SuperNode was stopped, or refused its arguments
     except Exception:
         traceback.print_exc()
     sys.stdout.flush()

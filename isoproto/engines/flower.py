@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from isoproto import paths
 from isoproto.config import Scalar
 from isoproto.errors import FederationError
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 
 _log = logging.getLogger("isoproto")
 

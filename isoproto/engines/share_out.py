@@ -4,7 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 
 # Seconds of work in one message. Most messages are long, so that the cost of passing them on does not matter. Towards
 # the end they get shorter, so that no worker is left with a long one while the others idle.

@@ -79,3 +79,13 @@ def plain(value: object, limit: int = 300) -> str:
     text = " ".join(str(value).split())
     text = "".join(character if character.isprintable() else "�" for character in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts.
+
+    Example:
+        >>> counted(1, "client"), counted(3, "client")
+        ('1 client', '3 clients')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -110,6 +110,11 @@ def list_runs(output_dir: Path | str) -> list[RunSummary]:
     return runs
 
 
+def hyper_figures(line: Line) -> Line:
+    """What a round says of hyper-prototypes, empty in runs without them."""
+    return line.get("hyper") or {}
+
+
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.toml"
     if not path.is_file():

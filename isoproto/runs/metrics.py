@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isoproto.client_names import client_order
 from isoproto.runs.evaluation import LEVELS, domain_figures, pooled_accuracy, pooled_classes, rounds_to
 
 Line = Mapping[str, Any]
@@ -92,16 +93,6 @@ def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
     )
 
 
-def client_order(name: str) -> tuple[bool, int, str]:
-    """Sort key of client names: partition ids by value, then node names by letter.
-
-    Example:
-        >>> sorted(["10", "ward-3", "9"], key=client_order)
-        ['9', '10', 'ward-3']
-    """
-    return (False, len(name), name) if name.isdecimal() else (True, 0, name)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
     """What is known of every client's own model after each round.
@@ -127,6 +118,10 @@ class History:
     def has_start(self) -> bool:
         """Whether the first row is from before training, and others follow it."""
         return len(self.rounds) > 1 and bool(self.rounds[0] == 0)
+
+    def of_model(self, model: str) -> NDArray[np.bool_]:
+        """Return which clients have this architecture, shape ``[N]``."""
+        return np.array([name == model for name in self.models], dtype=np.bool_)
 
     def summaries(self, columns: NDArray[np.bool_] | None = None) -> list[AccuracySummary]:
         """:func:`accuracy_summary` of every row, over the clients that ``columns`` (bool, ``[N]``) keeps."""
@@ -231,52 +226,64 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
         (0.1, 0.8, 1, 0.7, 0.75)
     """
     lines = list(lines)
-    by_kind = {
-        kind: [line for line in lines if line["kind"] == kind] for kind in ("evaluation", "client", "round", "failure")
-    }
+    evaluations, trained, rounds, failures = (
+        [line for line in lines if line["kind"] == kind] for kind in ("evaluation", "client", "round", "failure")
+    )
     history = accuracy_history(lines)
     rows = history.summaries()
-    final = rows[-1] if rows else accuracy_summary([], [])
-    known = [(int(r), mean) for r, row in zip(history.rounds, rows, strict=True) if (mean := row["mean"]) is not None]
-    complete = set(history.rounds[history.complete].tolist())
-    measured = [(int(r), row) for r, row in zip(history.rounds, rows, strict=True) if r in complete]
-    best_round, best = _best((r, row["mean"]) for r, row in measured)
-    best_micro_round, best_micro = _best((r, row["micro"]) for r, row in measured)
-    last = by_kind["evaluation"][-1]["clients"] if by_kind["evaluation"] else []
-    seconds = [line["seconds"]["round"] for line in by_kind["round"] if "seconds" in line]
-    failed = [{key: line[key] for key in ("client", "round", "reason")} for line in by_kind["failure"]]
+    last = evaluations[-1]["clients"] if evaluations else []
     return {
-        "accuracy": {
-            "mean": final["mean"],
-            "micro": final["micro"],
-            "best": best,
-            "best_round": best_round,
-            "best_micro": best_micro,
-            "best_micro_round": best_micro_round,
-            "last5": _mean([mean for r, mean in known if r > 0][-LAST_ROUNDS:]),
-            "worst_decile": final["worst_decile"],
-            "best_decile": final["best_decile"],
-            "std": final["std"],
-            "variance": final["variance"],
-            "nearest_prototype": _nearest_prototype(by_kind["evaluation"][-1:]),
-            "initial": dict(known).get(0),
-        },
-        "rounds_to": _reached((r, row["mean"]) for r, row in measured),
+        "accuracy": _accuracy(history, rows, _nearest_prototype(last)),
+        "rounds_to": _reached((r, row["mean"]) for r, row in _measured(history, rows)),
         "classes": dict(pooled_classes(last)),
-        "domains": _domains(by_kind["evaluation"]),
-        "global": _global(by_kind["evaluation"]),
-        "late": _late(history, last, by_kind["client"]),
+        "domains": _domains(evaluations),
+        "global": _global(evaluations),
+        "late": _late(history, last, trained),
         "bytes": {
-            way: _mean([line["bytes"][way] for line in by_kind["client"] if way in line.get("bytes", {})])
+            way: _mean([line["bytes"][way] for line in trained if way in line.get("bytes", {})])
             for way in ("up", "down", "up_rows")
         },
-        "seconds": {"round": statistics.median(seconds) if seconds else None, "total": sum(seconds)},
+        "seconds": _seconds([line["seconds"]["round"] for line in rounds if "seconds" in line]),
         "clients": {
-            "total": len({*history.clients, *(str(line["client"]) for line in by_kind["failure"])}),
-            "evaluated": final["evaluated"],
-            "failed": failed,
+            "total": len({*history.clients, *(str(line["client"]) for line in failures)}),
+            "evaluated": rows[-1]["evaluated"] if rows else 0,
+            "failed": [{key: line[key] for key in ("client", "round", "reason")} for line in failures],
         },
     }
+
+
+def _accuracy(history: History, rows: Sequence[AccuracySummary], nearest_prototype: float | None) -> dict[str, Any]:
+    """Return the figures of accuracy over clients, from the rows of a history."""
+    final = rows[-1] if rows else accuracy_summary([], [])
+    known = [(int(r), mean) for r, row in zip(history.rounds, rows, strict=True) if (mean := row["mean"]) is not None]
+    measured = _measured(history, rows)
+    best_round, best = _best((r, row["mean"]) for r, row in measured)
+    best_micro_round, best_micro = _best((r, row["micro"]) for r, row in measured)
+    return {
+        "mean": final["mean"],
+        "micro": final["micro"],
+        "best": best,
+        "best_round": best_round,
+        "best_micro": best_micro,
+        "best_micro_round": best_micro_round,
+        "last5": _mean([mean for r, mean in known if r > 0][-LAST_ROUNDS:]),
+        "worst_decile": final["worst_decile"],
+        "best_decile": final["best_decile"],
+        "std": final["std"],
+        "variance": final["variance"],
+        "nearest_prototype": nearest_prototype,
+        "initial": dict(known).get(0),
+    }
+
+
+def _measured(history: History, rows: Sequence[AccuracySummary]) -> list[tuple[int, AccuracySummary]]:
+    """Return the rounds whose row measured everybody, with that row."""
+    return [(int(r), row) for r, row, all_ in zip(history.rounds, rows, history.complete, strict=True) if all_]
+
+
+def _seconds(rounds: Sequence[float]) -> dict[str, float | None]:
+    """Return how long rounds took: the median and the sum."""
+    return {"round": statistics.median(rounds) if rounds else None, "total": sum(rounds)}
 
 
 def _best(points: Iterable[tuple[int, float | None]]) -> tuple[int | None, float | None]:
@@ -333,8 +340,8 @@ def _late(history: History, entries: Sequence[Line], trained: Sequence[Line]) ->
     }
 
 
-def _nearest_prototype(evaluations: Sequence[Line]) -> float | None:
-    entries = [entry for line in evaluations for entry in line["clients"]]
+def _nearest_prototype(entries: Sequence[Line]) -> float | None:
+    """Return the clients' mean accuracy when the nearest global prototype answers."""
     entries = [entry for entry in entries if entry.get("correct_prototype") is not None]
     correct, total = ([entry[key] for entry in entries] for key in ("correct_prototype", "total"))
     return accuracy_summary(correct, total)["mean"]

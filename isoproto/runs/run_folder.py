@@ -8,13 +8,13 @@ import secrets
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from isoproto.config import RunConfig, Scalar
 from isoproto.errors import ConfigError, StateError
 from isoproto.paths import write_atomically
+from isoproto.toml import to_toml
 
 _log = logging.getLogger("isoproto")
 
@@ -153,23 +153,6 @@ def find_run(output_dir: Path, name: str) -> Path:
         return found[0]
     what = f"several runs end in {name!r}: {[p.name for p in found]}" if found else f"there is no run {name!r}"
     raise ConfigError(f"{what}; looked in {output_dir}, whose newest runs are {[p.name for p in known[-5:]]}")
-
-
-def to_toml(values: Mapping[str, Scalar]) -> str:
-    """Write a flat mapping as TOML, keys with dots quoted.
-
-    Example:
-        >>> print(to_toml({"rounds": 3, "wire.dtype": "float32", "fraction": 0.2}), end="")
-        rounds = 3
-        "wire.dtype" = "float32"
-        fraction = 0.2
-    """
-    return "".join(f"{_toml(k) if '.' in k else k} = {_toml(v)}\n" for k, v in values.items())
-
-
-def _toml(value: Scalar) -> str:
-    # JSON's text, numbers and booleans are TOML's, but TOML has no surrogate pairs and escapes DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def show_log(level: int = logging.INFO) -> None:

@@ -1,7 +1,10 @@
 """The compose files: Flower takes every command line in them, and nothing in them is open by default."""
 
 import itertools
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from client_app.client import Client
 from isoproto.config import RunConfig, read_overrides
 from isoproto.data import class_counts
+from isoproto.deploy.launch import SUPERNODE
 from isoproto.errors import ConfigError
 from strategies import STRATEGIES
 from strategies.names import unknown_names
@@ -104,6 +108,29 @@ def test_flower_takes_the_command_line_and_it_asks_for_tls_and_keys(found):
         assert {"partition-id", "data"} & parse_config_args([arguments.node_config]).keys()
     assert arguments.health_server_address in found["healthcheck"]["test"][1]
     assert found["healthcheck"]["test"][1].endswith("|| exit 1"), "Docker reserves status 2"
+
+
+def entered(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run the entrypoint of the image on this machine."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "ISOPROTO_HOME": str(tmp_path)}
+    command = ["sh", str(ROOT / "deploy/entrypoint.sh"), *words]
+    return subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_entrypoint_starts_the_supernode_as_a_device_does(tmp_path):
+    assert SUPERNODE[-1] not in (ROOT / "deploy/entrypoint.sh").read_text(), "a second place for the command line"
+    done = entered(tmp_path, "flower-supernode", "--no-such")
+    assert done.returncode == 2, done.stderr
+    assert "unrecognized arguments: --no-such" in done.stderr
+    assert "the SuperNode ended by itself, with status 2" in done.stderr
+
+
+def test_the_entrypoint_runs_any_other_command(tmp_path):
+    done = entered(tmp_path, "sh", "-c", "echo it ran; exit 3")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "it ran")
 
 
 def test_a_container_has_no_more_rights_than_it_needs(found):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 from isoproto.sampling import cohort
 
 NAMES = st.sets(st.integers(0, 500).map(str) | st.text("ab0-1", min_size=1, max_size=4), max_size=40)

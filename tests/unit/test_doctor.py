@@ -23,7 +23,7 @@ from isoproto.cli.node import asked_by_strategies
 from isoproto.deploy.checks import check_clock, check_key, check_link, check_name, check_ports, check_superlink
 from isoproto.deploy.keys import make_keys, make_node_key
 from isoproto.deploy.node import NodeConfig
-from isoproto.runs.run_folder import to_toml
+from isoproto.toml import to_toml
 from strategies import STRATEGIES
 from strategies.fedavg import FedAvg
 from tests.fakes import command_line

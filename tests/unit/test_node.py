@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from isoproto.cli.main import app
 from isoproto.data import ImageDataset, load_dataset, with_classes
-from isoproto.deploy.node import SUPERNODE, NodeConfig
+from isoproto.deploy.launch import SUPERNODE, command, start
+from isoproto.deploy.node import NodeConfig
 from isoproto.deploy.status import newest_run, run_status
 from isoproto.errors import ConfigError, DataError, FederationError, StateError
 from isoproto.own_code import own_callable
@@ -267,7 +268,7 @@ def test_paths_start_from_the_configuration(folder, monkeypatch):
         "may-send": "gradients,head",
         "outside-classes": "refuse",
     }
-    words = config.command()
+    words = command(config)
     assert words[words.index("--auth-supernode-private-key") + 1] == str(folder / "ward-3.key")
     assert "--insecure" not in words
 
@@ -277,10 +278,10 @@ def test_flower_accepts_the_command_and_reads_the_same_configuration(folder):
     from flwr.common.config import parse_config_args
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-    from isoproto.runs.run_folder import to_toml
+    from isoproto.toml import to_toml
 
     config = NodeConfig.from_mapping({**GOOD, "name": 'it\'s "odd"', "state-dir": "s", "health-port": 9100}, folder)
-    arguments = _parse_args_run_supernode().parse_args(config.command()[len(SUPERNODE) :])
+    arguments = _parse_args_run_supernode().parse_args(command(config)[len(SUPERNODE) :])
     assert (arguments.superlink, arguments.port, arguments.insecure) == ("link:8000", 9094, False)
     assert arguments.health_server_address == "127.0.0.1:9100"
     Path(arguments.node_config).parent.mkdir()
@@ -397,10 +398,10 @@ def test_more_memory_than_this_user_may_have_is_refused(folder, monkeypatch):
 
 def test_what_a_node_keeps_is_its_users_alone(folder, monkeypatch):
     started = []
-    monkeypatch.setattr("isoproto.deploy.node.os.execve", lambda *words: started.append(words))
+    monkeypatch.setattr("isoproto.deploy.launch.os.execve", lambda *words: started.append(words))
     monkeypatch.chdir(folder)
     config = NodeConfig.from_mapping({**GOOD, "state-dir": "state"}, folder)
-    config.start()
+    start(config)
     assert len(started) == 1
     found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder / "state", *(folder / "state").iterdir())}
     assert found == {"state": 0o700, "models": 0o700, "flower": 0o700, "node-config.toml": 0o600}
@@ -408,11 +409,11 @@ def test_what_a_node_keeps_is_its_users_alone(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["state", "state/flower"])
 def test_a_file_where_a_folder_of_the_node_should_be_is_told_of(folder, monkeypatch, name):
-    monkeypatch.setattr("isoproto.deploy.node.os.execve", pytest.fail)
+    monkeypatch.setattr("isoproto.deploy.launch.os.execve", pytest.fail)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("")
     with pytest.raises(StateError, match=rf"cannot make the folder {folder}/{name}: File exists; choose another one"):
-        NodeConfig.from_mapping({**GOOD, "state-dir": "state"}, folder).start()
+        start(NodeConfig.from_mapping({**GOOD, "state-dir": "state"}, folder))
 
 
 def test_a_file_that_is_no_toml_is_told_of(tmp_path):
@@ -665,6 +666,15 @@ def test_a_supernode_that_gave_up_ends_whatever_its_threads_do(ending, status, t
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == status
     assert told in done.stderr
+
+
+def test_the_command_for_containers_becomes_the_supernode_with_flowers_own_arguments(monkeypatch):
+    started = []
+    monkeypatch.setattr("isoproto.deploy.launch.os.execv", lambda *words: started.append(words))
+    words = ["--help", "--superlink=link:1", "--node-config", 'data="x y"', "-c", "more"]
+    done = CliRunner().invoke(app, ["supernode", *words])
+    assert done.exit_code == 0, done.output
+    assert started == [(SUPERNODE[0], [*SUPERNODE, *words])]
 
 
 def test_a_supernode_that_was_told_to_end_says_so(tmp_path):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError, StateError
-from isoproto.runs.run_folder import RunFolder, find_run, show_log, to_toml
+from isoproto.runs.run_folder import RunFolder, find_run, show_log
+from isoproto.toml import to_toml
 from tests.fakes import full_disk, small_files
 
 CONFIG = RunConfig.from_mapping({"rounds": 7, "lambda": 0.5, "max-norm": 1e-7, "output-dir": "/tmp/ü 🙂 'x'"})

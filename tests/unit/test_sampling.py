@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from isoproto.runs.metrics import client_order
+from isoproto.client_names import client_order
 from isoproto.sampling import cohort
 
 TWENTY = [str(i) for i in range(20)]
