@@ -1,4 +1,4 @@
-"""What could keep a device from joining its federation, checked before it does, and what to do about it."""
+"""Checks, before a device joins its federation, whether something keeps it from joining, and says what to do."""
 
 import dataclasses
 import importlib.metadata
@@ -32,8 +32,8 @@ Asked = Mapping[str, Collection[str]]
 """By strategy, what its runs ask for in the words of `may-send`."""
 
 _MIB = 2**20
-_SUPERNODE_MIB = 200  # the SuperNode and the process that starts others: what importing flwr 1.42 takes, and some
-_GENERATIONS = 4  # model files that lie side by side at most
+_SUPERNODE_MIB = 200  # the SuperNode and the process that starts others: importing flwr 1.42, and a reserve
+_GENERATIONS = 4  # the most model files that a client keeps at a time
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvhost-ctrl")  # a desktop's or server's, a Jetson's
 
 
@@ -71,7 +71,10 @@ def examine(config: NodeConfig, feature_dim: int = 128, asked: Asked | None = No
 
 
 def _packages() -> Finding:
-    """Compare what is installed with what our package asks for; ray, which only simulations need, may be missing."""
+    """Compare the installed packages with what our package requires.
+
+    ray may be missing, because only simulations need it.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -81,7 +84,7 @@ def _packages() -> Finding:
         texts = project["project"]["dependencies"]
     wanted = map(Requirement, texts)
     wrong, found = [], []
-    for package in (one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})):
+    for package in (entry for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})):
         try:
             version = importlib.metadata.version(package.name)
         except importlib.metadata.PackageNotFoundError:
@@ -99,7 +102,7 @@ def _packages() -> Finding:
     return Finding("packages", "ok", text)
 
 
-# Drawn reports and torchvision's models are for those who use them.
+# A node may lack these: matplotlib draws reports, and torchvision is for its own models and data sets.
 _NOT_ON_A_NODE = ("matplotlib", "torchvision")
 
 
@@ -144,15 +147,15 @@ def _data(config: NodeConfig, feature_dim: int) -> tuple[Client | None, Finding]
         return None, Finding("data", "failed", str(err), "mend the data, or `data`, `classes` and `data-dir`")
     except (IsoprotoError, MemoryError) as err:
         return None, Finding("data", "failed", str(err) or "not enough memory", "mend the node's configuration")
-    counts = [class_counts(labels, client.num_classes) for labels in (client.data.train_y, client.data.test_y)]
-    train, test = (part.tolist() for part in counts)
+    labels = client.data.train_y, client.data.test_y
+    train, test = (class_counts(part, client.num_classes).tolist() for part in labels)
     details = {name: {"train": a, "test": b} for name, a, b in zip(client.data.classes, train, test, strict=True)}
-    held = {name: one for name, one in details.items() if one["train"] or one["test"]}
-    table = ", ".join(f"{name} {one['train']}+{one['test']}" for name, one in list(held.items())[:20])
+    held = {name: counts for name, counts in details.items() if counts["train"] or counts["test"]}
+    table = ", ".join(f"{name} {counts['train']}+{counts['test']}" for name, counts in list(held.items())[:20])
     table += f" and {len(held) - 20} more" if len(held) > 20 else ""
     text = f"{sum(train)} training and {sum(test)} test samples, {len(held)} of {len(train)} classes: {table}"
-    few = {name: one["train"] for name, one in details.items() if 0 < one["train"] < config.min_class_samples}
-    if not any(one["train"] >= config.min_class_samples for one in details.values()):
+    few = {name: n["train"] for name, n in details.items() if 0 < n["train"] < config.min_class_samples}
+    if not any(n["train"] >= config.min_class_samples for n in details.values()):
         text += f"; no class has {config.min_class_samples} training samples, so nothing would be sent"
         advice = "add data, or lower `min-class-samples` if you accept what that reveals (docs/edge.md)"
         return client, Finding("data", "failed", text, advice, details)
@@ -164,7 +167,7 @@ def _data(config: NodeConfig, feature_dim: int) -> tuple[Client | None, Finding]
 
 
 def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Finding]:
-    """Build the model and train on one batch."""
+    """Build the model and train on one batch, within the memory that the node may use."""
     config = client.config
     size = min(config.batch_size, len(client.data.train_y))
     batch = dataclasses.replace(client.data, train_x=client.data.train_x[:size], train_y=client.data.train_y[:size])
@@ -172,7 +175,7 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
     try:
         with _limited(memory_mb):
             model = build_model(client.architecture, client.spec, client.device, seed=0)
-            train(model, batch, settings, (), torch_generator(0, "doctor"))  # what is slow only once
+            train(model, batch, settings, (), torch_generator(0, "doctor"))  # slower than any later time
             started = time.perf_counter()
             losses, _ = train(model, batch, settings, (), torch_generator(0, "doctor"))
             seconds = time.perf_counter() - started
@@ -192,7 +195,7 @@ def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Find
 
 @contextmanager
 def _limited(memory_mb: int) -> Iterator[None]:
-    """Hold this process to what a process of the node may have."""
+    """Limit this process to the memory that a process of the node may use; 0 is no limit."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     if memory_mb:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_mb * _MIB, before[1]))
@@ -203,7 +206,10 @@ def _limited(memory_mb: int) -> Iterator[None]:
 
 
 def _memory(config: NodeConfig) -> Finding:
-    """Compare what this process took, which did what a node's process does, with what there is."""
+    """Compare the memory that a process of the node needs with what is free.
+
+    This process has done by now what a process of the node does, so its peak stands for that one.
+    """
     unit = 1 if platform.system() == "Darwin" else 1024
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // _MIB
     text = f"one process of the node takes {taken} MiB, its SuperNode about {_SUPERNODE_MIB}"
@@ -214,7 +220,7 @@ def _memory(config: NodeConfig) -> Finding:
     except (OSError, StopIteration, ValueError, IndexError):
         return Finding("memory", "ok", text, details=details)
     text += f"; {free} MiB are free"
-    if free < _SUPERNODE_MIB:  # a process of the node finds what this one is about to give back
+    if free < _SUPERNODE_MIB:  # the memory of this process is about to be free again
         advice = "end other programs, choose a smaller `model` or `batch-size`, or add swap"
         return Finding("memory", "failed", text, advice, {**details, "free_mib": free})
     limit = f"; at most {config.memory_mb} each" if config.memory_mb else ""
@@ -222,10 +228,10 @@ def _memory(config: NodeConfig) -> Finding:
 
 
 def _disk(config: NodeConfig, model: FeatureModel | None) -> Finding:
-    """Write into the state folder, and see whether the generations of a model fit."""
+    """Write into the state folder, and check that there is room for the files of a model."""
     folder = Path(config.state_dir)
     size = sum(t.numel() * t.element_size() for t in model.state_dict().values()) if model else 0
-    needed = _GENERATIONS * size // _MIB + 100  # and what Flower keeps: apps, logs
+    needed = _GENERATIONS * size // _MIB + 100  # 100 MiB for what Flower keeps: apps, logs
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the node makes it
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -185,7 +185,7 @@ def _finish(
     view = dataclasses.replace(start.view, own=own)
     tested = evaluate_model(model, data, view)
     arrays = {**start.measured, **_measured(late, model, data, features, view)}
-    rows = _class_means(statistics, client)
+    rows = _class_means(statistics, data, client.config)
     kept = own if any(part.needs_means for part in parts) else None
     state = state_to_save(model, view.modules, kept)
     note = accuracy_note(tested, client.test_digest)
@@ -297,26 +297,31 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
     Raises:
         DivergenceError: If a tensor holds NaN or infinity.
     """
-    state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
-    # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
-    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
-        return
-    broken = [name for name, t in state.items() if not bool(t.isfinite().all())]
-    if broken:
-        config = client.config
+    config = client.config
+    if broken := _broken_tensors(model):
+        tensors = sum(t.is_floating_point() for t in model.state_dict().values())
         raise DivergenceError(
-            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {len(state)} tensors "
+            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {tensors} tensors "
             f"hold NaN or infinity (losses {dict(losses)}); its model of the round before is kept. Lower "
             f"`learning-rate` ({config.learning_rate:g}), or `lambda` ({config.lambda_}) and `gamma` ({config.gamma})"
         )
 
 
-def _class_means(statistics: Statistics | None, client: Client) -> Contribution:
-    """Class means of the classes with enough samples."""
-    samples = len(client.data.train_y)
+def _broken_tensors(model: FeatureModel) -> list[str]:
+    """Return the names of the model's tensors that hold NaN or infinity."""
+    state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+    # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
+        return []
+    return [name for name, t in state.items() if not bool(t.isfinite().all())]
+
+
+def _class_means(statistics: Statistics | None, data: ClientData, config: RunConfig) -> Contribution:
+    """Return the class means of the classes with at least ``min-class-samples`` training samples."""
+    samples = len(data.train_y)
     if statistics is None:
         empty = torch.zeros(0, dtype=torch.int64)
-        return Contribution(empty, torch.zeros(0, client.spec.feature_dim), empty, samples)
-    held = _counts(statistics, client.data)
-    ids = torch.nonzero(held >= client.config.min_class_samples).flatten()
+        return Contribution(empty, torch.zeros(0, config.feature_dim), empty, samples)
+    held = _counts(statistics, data)
+    ids = torch.nonzero(held >= config.min_class_samples).flatten()
     return Contribution(ids, statistics.sums.mean().cpu()[ids], held[ids], samples)

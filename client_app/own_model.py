@@ -5,13 +5,14 @@ import functools
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from client_app.client import Client
-from client_app.store import Saved
+from client_app.store import ClientStore, Saved
 from isoproto import paths, wire
 from isoproto.errors import ConfigError, StateError
 from isoproto.own_code import is_own
@@ -126,21 +127,25 @@ def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
         ConfigError: If the saved model does not fit the settings.
         StateError: If the saved model cannot be read, or lies on another machine.
     """
+    config, architecture, spec, device = client.config, client.architecture, client.spec, client.device
     saved = client.store(experiment).load(before)
-    tested = None
-    if saved is not None:
-        tested = _noted_accuracy(saved.note, client.test_digest)
-    else:
-        _require_same_folder(client, experiment)
-        if client.config.init_from:
-            saved = _load_from(client, client.config.init_from)
+    tested = _noted_accuracy(saved.note, client.test_digest) if saved else None
+    if saved is None and client.host.worker:
+        _require_same_folder(paths.state_dir(config.state_dir), experiment, client.name)
+    if saved is None and config.init_from:
+        saved = _load_from(client.store(config.init_from), config.init_from)
     modules = part_modules(client)
     if saved is None:
-        return LoadedModel(_new_model(client), modules, None, None)
-    model = skeleton(client.architecture, client.spec, client.device)
+        seed = derive(config.seed, "model", architecture if config.init == "per-architecture" else client.name)
+        return LoadedModel(build_model(architecture, spec, device, seed), modules, None, None)
+    model = skeleton(architecture, spec, device)
     state = _saved_tensors(model, modules)
     tensors, own = _without_means(saved.tensors)
-    _require_fit(client, wire.tensor_spec(state), wire.tensor_spec(tensors))
+    if differing := _differing(wire.tensor_spec(state), wire.tensor_spec(tensors)):
+        raise ConfigError(
+            f"client {client.name}: its saved model does not fit {architecture!r} with {spec}: "
+            f"{len(differing)} tensors differ, among them {differing[:3]}. Start a new run, or restore the settings"
+        )
     _fill(state, tensors)
     return LoadedModel(model, modules, tested, own)
 
@@ -164,23 +169,16 @@ def _noted_accuracy(note: str, test_digest: int) -> wire.Evaluation | None:
     return wire.Evaluation(correct=correct, total=total) if digest == test_digest else None
 
 
-def _new_model(client: Client) -> FeatureModel:
-    owner = client.architecture if client.config.init == "per-architecture" else client.name
-    seed = derive(client.config.seed, "model", owner)
-    return build_model(client.architecture, client.spec, client.device, seed)
-
-
-def _load_from(client: Client, experiment: str) -> Saved:
+def _load_from(source: ClientStore, experiment: str) -> Saved:
     """Return the client's newest model of an earlier experiment.
 
     Raises:
         StateError: If there is none.
     """
-    source = client.store(experiment)
     saved = source.load()
     if saved is None:
         raise StateError(
-            f"client {client.name}: `init-from` names experiment {experiment!r}, but {source.folder} "
+            f"client {source.client}: `init-from` names experiment {experiment!r}, but {source.folder} "
             "holds no model of this client. Name an experiment below `state-dir`, or leave `init-from` empty"
         )
     return saved
@@ -195,30 +193,25 @@ def _without_means(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], OwnM
     return tensors, OwnMeans(means, counts, float(scatter))
 
 
-def _require_fit(client: Client, expected: wire.Spec, found: wire.Spec) -> None:
-    """Refuse a saved model whose tensors are not those of the client's architecture.
-
-    Raises:
-        ConfigError: If names, types or shapes of tensors differ.
-    """
-    if expected != found:
-        differing = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
-        raise ConfigError(
-            f"client {client.name}: its saved model does not fit {client.architecture!r} with {client.spec}: "
-            f"{len(differing)} tensors differ, among them {differing[:3]}. Start a new run, or restore the settings"
-        )
+def _differing(expected: wire.Spec, found: wire.Spec) -> list[str]:
+    """Return the names of tensors that are missing, or that have another type or shape than expected."""
+    return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
 
 
-def _require_same_folder(client: Client, experiment: str) -> None:
+def _require_same_folder(root: Path, experiment: str, client: str) -> None:
     """Refuse to start a client anew if another machine of the simulation may hold its model.
+
+    Args:
+        root: The state folder of this machine.
+        experiment: Id of the experiment.
+        client: The client's name, for the error text.
 
     Raises:
         StateError: If the state folder of this machine is not the server's.
     """
-    root = paths.state_dir(client.config.state_dir)
-    if client.host.worker and not paths.is_marked(root, experiment):
+    if not paths.is_marked(root, experiment):
         raise StateError(
-            f"client {client.name}: the state folder {root} of {socket.gethostname()} is not the one of the machine "
+            f"client {client}: the state folder {root} of {socket.gethostname()} is not the one of the machine "
             "that the run was started on, and the client's model may be there. Set `state-dir` to a folder that "
             "all machines of the Ray cluster share (docs/scale.md)"
         )

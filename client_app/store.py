@@ -1,4 +1,4 @@
-"""A client's own model between rounds: files that survive a kill, a restart and a full disk."""
+"""Saves a client's model between rounds, in files that survive a kill, a restart and a full disk."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ _log = logging.getLogger("isoproto")
 
 _WHOLE, _DAMAGED = ".safetensors", ".damaged"
 _NOTE = "note"
-_ANY_ROUND = 2**31  # after every round there is
+_ANY_ROUND = 2**31  # later than every round
 
 
 class Saved(NamedTuple):
@@ -31,8 +31,8 @@ class Saved(NamedTuple):
 class ClientStore:
     """Model generations of one client in one experiment, tagged with their round.
 
-    A train message for round r starts from the newest generation with a tag < r. So a round that is repeated
-    after a crash starts from the same model as the first time, and nobody trains twice.
+    Training in round r starts from the newest generation with a tag < r. So a round that is repeated after a crash
+    starts from the same model as the first time, and no model is trained twice in a round.
 
     Args:
         root: The state folder.
@@ -47,17 +47,17 @@ class ClientStore:
     def load(self, before: int = _ANY_ROUND) -> Saved | None:
         """Return the newest model that was saved in a round < ``before``, or ``None`` if there is none.
 
-        A file that is damaged is set aside with a warning, and the one before it is taken.
+        A damaged file is renamed with a warning, and the generation before it is taken.
 
         Raises:
-            StateError: If there were models, and all of them are damaged; or if the machine cannot read one now, which
-                stays.
+            StateError: If there were models, and all of them are damaged. Also if the machine cannot read a file now;
+                the file stays.
         """
         for tag in self._rounds(before):
             path = self._path(tag)
             try:
                 content = path.read_bytes()
-            except OSError as err:  # too many open files, a share that is away: the model may be as good as ever
+            except OSError as err:  # too many open files, a share that is away: the file may be intact
                 raise StateError(
                     f"client {self.client}: cannot read its model {path} now: {err.strerror}. The file stays and is "
                     "tried again next time; if that fails too, mend the disk or the permissions, or restore a backup"
@@ -67,7 +67,7 @@ class ClientStore:
             except (ValueError, safetensors.SafetensorError) as err:
                 _log.warning("client %s: cannot read its model %s (%s); set aside", self.client, path, err)
                 path.replace(path.with_suffix(_DAMAGED))
-        # Also when they were set aside earlier: nobody starts anew without a word.
+        # Damaged files of earlier rounds count too: a client that has lost its model must not start anew silently.
         if damaged := self._rounds(before, _DAMAGED):
             raise StateError(
                 f"client {self.client}: none of its saved models in {self.folder} can be read (rounds {damaged}). "
@@ -84,14 +84,14 @@ class ClientStore:
         self.prepare(server_round, tensors, note)()
 
     def prepare(self, server_round: int, tensors: dict[str, Tensor], note: str = "") -> Callable[[], None]:
-        """Take a copy of the model and return what saves it, which may run in another thread."""
+        """Copy the model, and return a function that saves the copy. It may run in another thread."""
         # NumPy's writer takes a third of the time of torch's, and writes the same bytes.
         arrays = {name: t.detach().cpu().contiguous().numpy() for name, t in tensors.items()}
         content = safetensors.numpy.save(arrays, {_NOTE: note})
 
         def write() -> None:
             path = self._path(server_round)
-            write_atomically(path, content, mode=0o600)  # what a device has learned is its owner's alone
+            write_atomically(path, content, mode=0o600)  # only the owner of the device may read what it has learned
             drop_leftovers(path)
             # The server may die in this round, find its checkpoint of the round before damaged, go on from that of
             # round r - 2, and ask for a model from before round r - 1 again.
@@ -110,7 +110,7 @@ class ClientStore:
 
 
 def _note(content: bytes) -> str:
-    """Read the note from a file's header, which the library gives only for files on disk."""
+    """Read the note from the header of a file's content. The library reads it only from files on disk."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     return str(header.get("__metadata__", {}).get(_NOTE, ""))

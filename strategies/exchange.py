@@ -7,12 +7,12 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 
 from isoproto import wire
+from isoproto.client_names import client_order
 from isoproto.config import RunConfig
 from isoproto.engines.share_out import share_out_to_hosts
 from isoproto.errors import MoreSamples, WireError
 from isoproto.parts import parts_of, reported_terms
 from isoproto.parts.base import LimitOf
-from isoproto.client_names import client_order
 from strategies.journal import Journal
 from strategies.replies import GoodReply, Reply, Trained, content, parts, success
 from strategies.roster import Roster

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isoproto import wire
+from isoproto.client_names import client_order
 from isoproto.config import RunConfig
 from isoproto.engines.machines import idle_cores, machines
 from isoproto.parts import ServerState, parts_of, reported_terms
 from isoproto.runs.evaluation import evaluation_figures
-from isoproto.client_names import client_order
 from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
 from strategies.refusals import refused_name

@@ -11,11 +11,11 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from isoproto import wire
+from isoproto.client_names import client_order
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError, FederationError, WireError
 from isoproto.fingerprint import fingerprint, package_folder
 from isoproto.parts import parts_of
-from isoproto.client_names import client_order
 from isoproto.runs.run_folder import RunFolder
 from isoproto.sampling import late_clients
 from strategies.journal import Journal

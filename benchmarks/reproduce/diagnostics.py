@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from cells import EARLIER, ROOT
 from matplotlib.figure import Figure
+from strategies.hyper import vectors
+from strategies.state import ServerState
 
 import server_app.app
 from benchmarks.record import record
@@ -27,8 +29,6 @@ from isoproto.geometry.class_sums import ClassSums
 from isoproto.runs.run_folder import show_log
 from models import ModelSpec, create_model
 from strategies import STRATEGIES
-from strategies.hyper import vectors
-from strategies.state import ServerState
 
 CLIENTS, ROUNDS, SHOWN = 20, 15, (2, 3, 5, 8, 15)
 COMMON = {"data": "digits4", "partition": "domain", "rounds": ROUNDS}

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import torch
 from machine import median_seconds, options, write_results
+from strategies.state import ServerState
 
 from isoproto.config import RunConfig
 from isoproto.geometry.prototypes import Contribution, average_prototypes
 from strategies import STRATEGIES, hyper
-from strategies.state import ServerState
 
 CLIENTS, CLASSES, HELD, WIDTH, TARGET = 1000, 100, 20, 512, 1.0
 

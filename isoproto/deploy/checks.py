@@ -65,7 +65,7 @@ def examine_network(config: NodeConfig) -> Iterator[Finding]:
 
 
 def check_ports(config: NodeConfig) -> Finding:
-    """See whether the node can have its local ports."""
+    """Check that the node can use its local ports."""
     ports = {"runtime-port": config.runtime_port, "health-port": config.health_port}
     taken = [f"`{key}` {port}: {reason}" for key, port in ports.items() if port and (reason := _taken(port))]
     if not taken:
@@ -78,21 +78,21 @@ def check_ports(config: NodeConfig) -> Finding:
 
 
 def _taken(port: int) -> str:
-    """Return why nobody can listen at a local port; empty if one can."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
+    """Return why a program cannot listen at a local port; empty if it can."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are over do not count
         try:
-            one.bind(("127.0.0.1", port))
+            listener.bind(("127.0.0.1", port))
         except OSError as err:
             return os.strerror(err.errno or 0)
     return ""
 
 
 def _runs(config: NodeConfig) -> bool:
-    """Whether this node's own SuperNode is there, as far as this system tells."""
+    """Whether this node's SuperNode runs already. Where the system has no ``/proc``, the answer is no."""
     node_file = os.fsencode(config.node_file)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended since, or is none of our business
+        with suppress(OSError):  # the process has ended since, or is another user's
             if node_file in path.read_bytes().split(b"\0"):
                 return True
     return False
@@ -123,7 +123,7 @@ def _context(config: NodeConfig) -> ssl.SSLContext:
 
 
 def check_link(config: NodeConfig) -> Finding:
-    """Connect, and shake hands as a SuperNode does."""
+    """Connect to the SuperLink, and shake hands as a SuperNode does."""
     host, port = _address(config)
     try:
         context = None if config.insecure else _context(config)
@@ -176,7 +176,10 @@ class HealthReply(NamedTuple):
 
 
 def check_superlink(config: NodeConfig) -> tuple[Finding, HealthReply | None]:
-    """Ask the SuperLink whether it serves; a proxy before it shakes hands also where it is down."""
+    """Ask the SuperLink whether it serves.
+
+    A link does not show that, because a proxy before the SuperLink shakes hands also while the SuperLink is down.
+    """
     host, port = _address(config)
     if config.insecure:
         connection: http.client.HTTPConnection = http.client.HTTPConnection(host, port, timeout=_CALL_S)
@@ -199,12 +202,12 @@ def check_superlink(config: NodeConfig) -> tuple[Finding, HealthReply | None]:
 
 
 def check_clock(answer: HealthReply) -> Finding:
-    """Compare this clock with the ``Date`` of an HTTP answer, which is good to a second."""
+    """Compare this clock with the ``Date`` of an HTTP answer, which is accurate to a second."""
     try:
-        told = parsedate_to_datetime(answer.date or "").timestamp() + 0.5  # it is cut to whole seconds
+        theirs = parsedate_to_datetime(answer.date or "").timestamp() + 0.5  # the header has whole seconds, cut
     except (TypeError, ValueError) as err:
         return Finding("clock", "warning", f"the SuperLink does not tell its time: {err}", "keep this clock on NTP")
-    ahead, error = (answer.before + answer.after) / 2 - told, (answer.after - answer.before) / 2 + 0.5
+    ahead, error = (answer.before + answer.after) / 2 - theirs, (answer.after - answer.before) / 2 + 0.5
     side = "ahead of" if ahead > 0 else "behind"
     text = f"{abs(ahead):.1f} s {side} the SuperLink's (known to {error:.1f} s)"
     advice = (
@@ -219,10 +222,10 @@ def check_clock(answer: HealthReply) -> Finding:
 
 
 def check_key(config: NodeConfig, *, reached: bool) -> Finding:
-    """Read the key, and ask the SuperLink whether it knows it.
+    """Read the key, and ask the SuperLink whether it is enrolled.
 
-    A request to be activated with a heartbeat that no node has is refused either way: for its heartbeat if the key
-    is enrolled, for its key if not. Nothing changes at the SuperLink.
+    The question is a request to be activated with an invalid heartbeat. The SuperLink refuses it in any case: for the
+    heartbeat if the key is enrolled, for the key if it is not. Nothing changes at the SuperLink.
     """
     if config.insecure:
         return skipped("key", "without TLS there is none")
@@ -275,7 +278,7 @@ def _asked_for_activation(config: NodeConfig, key: Any) -> Literal["enrolled", "
         answer = err.response
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             return "refused"
-        with suppress(ValueError, AttributeError):  # a proxy's own page, no object of Flower's
+        with suppress(ValueError, AttributeError):  # a proxy answered with a page of its own
             code = answer.json().get("code")
             if code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
                 return "enrolled"

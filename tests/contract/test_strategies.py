@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from strategies.state import ServerState
 
 from isoproto import wire
 from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig
@@ -18,7 +19,6 @@ from isoproto.losses import LOSSES, AlignmentLoss
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
-from strategies.state import ServerState
 
 C, D = 4, 3
 CLASSES = ("a", "b", "c", "d")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from client_app.view import View
 
 import client_app.app
 import client_app.device
@@ -15,7 +16,6 @@ from client_app.local_round import class_gradients
 from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
-from client_app.view import View
 from isoproto import wire
 from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.own_code import own_callable

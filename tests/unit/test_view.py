@@ -4,16 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from client_app.view import Own, View
+from strategies.state import ServerState
 
 from client_app.local_round import _alignment
-from client_app.view import Own, View
 from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError
 from isoproto.geometry.prototypes import Contribution
 from isoproto.losses import LOSSES
 from strategies import STRATEGIES, hyper
-from strategies.state import ServerState
 
 C, D = 4, 6
 CLIENT = SimpleNamespace(num_classes=C, device=torch.device("cpu"))
