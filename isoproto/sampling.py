@@ -1,4 +1,7 @@
-"""Who trains in a round: a function of (seed, round) over stable client names."""
+"""Draw the clients that train in a round.
+
+Draws depend on the seed, the round and the names of the clients only.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,11 +11,12 @@ from isoproto.seeding import numpy_generator
 
 
 def cohort_size(clients: int, fraction: float, over_sample: float = 0.0) -> int:
-    """Return how many clients a round asks.
+    """Return how many clients are asked to train in a round.
 
     Args:
-        clients: How many are present.
-        fraction: Share of them whose replies are wanted, in (0, 1]; rounded to the nearest whole client, one at least.
+        clients: Number of clients that are present.
+        fraction: Share of these clients whose replies are wanted, in (0, 1]. Rounded to the nearest whole client, but
+            at least one.
         over_sample: Extra clients to ask, as a share of those wanted, >= 0; rounded up.
 
     Example:
@@ -28,14 +32,14 @@ def cohort(
 ) -> list[str]:
     """Draw the clients that train in a round, uniformly and without replacement.
 
-    Flower's node ids change with every run, so clients are drawn by their stable names, in sorted order:
-    neither the order of arrival nor a restart changes the cohort.
+    Clients are drawn by their names in sorted order, since Flower's node ids change with every run. So neither the
+    order of arrival nor a restart changes which clients are drawn.
 
     Args:
         clients: Names of the clients that are present.
-        fraction: Share of them to draw, see ``cohort_size``.
+        fraction: Share of these clients whose replies are wanted, see ``cohort_size``.
         seed: The run's seed.
-        server_round: The round, >= 1.
+        server_round: Number of the round, >= 1.
         over_sample: Extra clients to draw, as a share of those wanted, see ``cohort_size``.
 
     Returns:
@@ -56,11 +60,11 @@ def cohort(
 
 
 def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> frozenset[str]:
-    """Draw the clients that are kept from training at first; one at least is not.
+    """Draw the clients that join the training late. At least one client is not drawn.
 
     Args:
-        clients: Names of all clients there will be.
-        fraction: Share of them to draw, in [0, 1); rounded to the nearest whole client.
+        clients: Names of all clients of the run.
+        fraction: Share of these clients to draw, in [0, 1). Rounded to the nearest whole client.
         seed: The run's seed.
 
     Example:
