@@ -18,7 +18,7 @@ from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.data import ClientData, class_counts
 from isoproto.errors import DivergenceError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.parts import Arrays, LossTerm, Measured, OwnMeans, Part, View, reported_terms
 from isoproto.precision import wide
 from isoproto.seeding import torch_generator
@@ -316,12 +316,12 @@ def _broken_tensors(model: FeatureModel) -> list[str]:
     return [name for name, t in state.items() if not bool(t.isfinite().all())]
 
 
-def _class_means(statistics: Statistics | None, data: ClientData, config: RunConfig) -> Contribution:
+def _class_means(statistics: Statistics | None, data: ClientData, config: RunConfig) -> ClassRows:
     """Return the class means of the classes with at least ``min-class-samples`` training samples."""
     samples = len(data.train_y)
     if statistics is None:
         empty = torch.zeros(0, dtype=torch.int64)
-        return Contribution(empty, torch.zeros(0, config.feature_dim), empty, samples)
+        return ClassRows(empty, torch.zeros(0, config.feature_dim), empty, samples)
     held = _counts(statistics, data)
     ids = torch.nonzero(held >= config.min_class_samples).flatten()
-    return Contribution(ids, statistics.sums.mean().cpu()[ids], held[ids], samples)
+    return ClassRows(ids, statistics.sums.mean().cpu()[ids], held[ids], samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 
 
 def generator(seed=0):
@@ -27,7 +27,7 @@ def everyone(size):
 
 def contribution(ids, means, counts=None):
     counts = torch.full((len(ids),), 10) if counts is None else torch.tensor(counts)
-    return Contribution(torch.tensor(ids, dtype=torch.int64), torch.as_tensor(means), counts, int(counts.sum()))
+    return ClassRows(torch.tensor(ids, dtype=torch.int64), torch.as_tensor(means), counts, int(counts.sum()))
 
 
 def squares(points):

@@ -13,7 +13,7 @@ from machine import median_seconds, options, write_results
 from strategies.state import ServerState
 
 from isoproto.config import RunConfig
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.prototypes import ClassRows, average_prototypes
 from strategies import STRATEGIES, hyper
 
 CLIENTS, CLASSES, HELD, WIDTH, TARGET = 1000, 100, 20, 512, 1.0
@@ -30,14 +30,14 @@ def make_replies() -> list[hyper.Sent]:
         shift = torch.randint(0, WIDTH, (), generator=generator)  # a rotation that costs nothing to make
         rows = true[ids].roll(int(shift), 1) + 0.1 * torch.randn(HELD, WIDTH, generator=generator)
         gradients = 0.01 * torch.randn(HELD, WIDTH, generator=generator)
-        replies.append(hyper.Sent(Contribution(ids, rows, counts, int(counts.sum())), 5.0, gradients))
+        replies.append(hyper.Sent(ClassRows(ids, rows, counts, int(counts.sum())), 5.0, gradients))
     return replies
 
 
 def averages(replies: list[hyper.Sent]) -> None:
     """Average prototypes and gradients in the coordinates of the clients."""
     average_prototypes([s.contribution for s in replies], CLASSES, WIDTH)
-    rows = [s.contribution._replace(means=s.gradients) for s in replies if s.gradients is not None]
+    rows = [s.contribution._replace(rows=s.gradients) for s in replies if s.gradients is not None]
     average_prototypes(rows, CLASSES, WIDTH, weighting="uniform")
 
 

@@ -14,7 +14,7 @@ import torch
 from machine import write_results
 
 from isoproto import wire
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.wire.rounding import FORMATS
 
 WIDTH, ROWS, CLASSES = 512, (5, 10, 20, 50, 100), 100
@@ -30,7 +30,7 @@ def make_reply(rows: int, gradients: bool) -> wire.TrainReply:
     counts = torch.randint(1, 500, (rows,), generator=generator)
     accuracy = wire.Evaluation(correct=4321, total=9876, correct_prototype=4567)
     return wire.TrainReply(
-        contribution=Contribution(ids, means, counts, int(counts.sum())),
+        contribution=ClassRows(ids, means, counts, int(counts.sum())),
         scatter=1 / 3,
         losses=dict.fromkeys(wire.LOSSES, 1 / 3),
         before=accuracy,

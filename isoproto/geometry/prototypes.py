@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 
-class Contribution(NamedTuple):
-    """What one client sent for the classes it holds.
+class ClassRows(NamedTuple):
+    """One row for each class that a client holds: class means, or another vector per class such as a gradient.
 
     Attributes:
         class_ids: The classes, strictly increasing, shape ``[P]``, int64.
-        means: Their class means, shape ``[P, d]``.
-        counts: Number of samples behind each mean, shape ``[P]``, int64, >= 1.
+        rows: One row per class, shape ``[P, d]``.
+        counts: Number of samples behind each row, shape ``[P]``, int64, >= 1.
         samples: Number of training samples of the client.
     """
 
     class_ids: Tensor
-    means: Tensor
+    rows: Tensor
     counts: Tensor
     samples: int
 
@@ -38,7 +38,7 @@ class GlobalPrototypes(NamedTuple):
 
 
 def average_prototypes(
-    contributions: Sequence[Contribution], num_classes: int, width: int, *, weighting: str = "class_samples"
+    contributions: Sequence[ClassRows], num_classes: int, width: int, *, weighting: str = "class_samples"
 ) -> GlobalPrototypes:
     r"""Average the clients' class means.
 
@@ -64,7 +64,7 @@ def average_prototypes(
 
         >>> one = torch.tensor([0])
         >>> rows = [([1.0, 2.0], 10), ([3.0, -1.0], 30), ([0.0, 4.0], 60)]
-        >>> sent = [Contribution(one, torch.tensor([p]), torch.tensor([n]), n) for p, n in rows]
+        >>> sent = [ClassRows(one, torch.tensor([p]), torch.tensor([n]), n) for p, n in rows]
         >>> average_prototypes(sent, 1, 2).vectors
         tensor([[1.0000, 2.3000]])
         >>> average_prototypes(sent, 1, 2, weighting="uniform").vectors
@@ -75,7 +75,7 @@ def average_prototypes(
     holders = torch.zeros(num_classes, dtype=torch.int64)
     if contributions:
         ids = torch.cat([c.class_ids for c in contributions])
-        means = torch.cat([c.means for c in contributions]).double()
+        means = torch.cat([c.rows for c in contributions]).double()
         omega = torch.cat([_weights(c, weighting) for c in contributions])
         total.index_add_(0, ids, means * omega.unsqueeze(1))
         weight.index_add_(0, ids, omega)
@@ -84,7 +84,7 @@ def average_prototypes(
     return GlobalPrototypes(vectors.float(), weight > 0, holders)
 
 
-def _weights(contribution: Contribution, weighting: str) -> Tensor:
+def _weights(contribution: ClassRows, weighting: str) -> Tensor:
     """Return the weight of each of a client's rows, shape ``[P]``, float64."""
     if weighting == "class_samples":
         return contribution.counts.double()

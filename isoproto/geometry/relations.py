@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoproto.geometry.numerics import ratio
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 
 ALTERNATIONS = 8
 
@@ -47,7 +47,7 @@ class _Pairs(NamedTuple):
 
 
 def average_relations(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[ClassRows],
     scatters: Sequence[float],
     num_classes: int,
     *,
@@ -98,7 +98,7 @@ def average_relations(
 
         >>> def sent(ids, rows):
         ...     n = len(ids)
-        ...     return Contribution(torch.tensor(ids), torch.tensor(rows), torch.full((n,), 5), 5 * n)
+        ...     return ClassRows(torch.tensor(ids), torch.tensor(rows), torch.full((n,), 5), 5 * n)
         >>> clients = [sent([0, 1, 2], [[0.0], [1.0], [3.0]]), sent([0, 2], [[0.0], [12.0]])]
         >>> (14 / 3 * average_relations(clients, [0.0, 0.0], 3).distances).round(decimals=6)
         tensor([[0., 1., 9.],
@@ -134,7 +134,7 @@ def average_relations(
 
 
 def average_dissimilarities(
-    contributions: Sequence[Contribution],
+    contributions: Sequence[ClassRows],
     num_classes: int,
     *,
     weighting: Weighting = "counts",
@@ -160,7 +160,7 @@ def average_dissimilarities(
         direction, so they form no pair.
 
     Example:
-        >>> one = Contribution(torch.tensor([0, 2]), torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([4, 4]), 8)
+        >>> one = ClassRows(torch.tensor([0, 2]), torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([4, 4]), 8)
         >>> average_dissimilarities([one], 3).distances.round(decimals=6)
         tensor([[0., 0., 2.],
                 [0., 0., 0.],
@@ -174,14 +174,14 @@ def average_dissimilarities(
     return _completed(mean, mass > 0, _held(contributions, num_classes), previous, free_scale=False)
 
 
-def _unit(contribution: Contribution) -> Contribution:
+def _unit(contribution: ClassRows) -> ClassRows:
     """Scale a client's class means to length 1, and leave out classes whose mean has length 0."""
-    keep = contribution.means.any(1)
-    means = functional.normalize(contribution.means[keep].double(), dim=1, eps=1e-300)
-    return contribution._replace(class_ids=contribution.class_ids[keep], means=means, counts=contribution.counts[keep])
+    keep = contribution.rows.any(1)
+    means = functional.normalize(contribution.rows[keep].double(), dim=1, eps=1e-300)
+    return contribution._replace(class_ids=contribution.class_ids[keep], rows=means, counts=contribution.counts[keep])
 
 
-def _held_pairs(contributions: Sequence[Contribution], num_classes: int, weighting: Weighting) -> tuple[_Pairs, Tensor]:
+def _held_pairs(contributions: Sequence[ClassRows], num_classes: int, weighting: Weighting) -> tuple[_Pairs, Tensor]:
     """Return the pairs of all clients one after the other, and their weights.
 
     Memory grows with the number of rows that were sent, not with N C^2 for N clients.
@@ -197,7 +197,7 @@ def _held_pairs(contributions: Sequence[Contribution], num_classes: int, weighti
     pairs = _Pairs(
         torch.arange(len(sizes)).repeat_interleave(entries),
         ids[i] * num_classes + ids[j],
-        torch.cat([real, *(torch.pdist(c.means.double()) for c in contributions)]).square(),
+        torch.cat([real, *(torch.pdist(c.rows.double()) for c in contributions)]).square(),
         inverse[i] + inverse[j],
     )
     return pairs, 2 / pairs.inverse if weighting == "counts" else torch.ones_like(pairs.inverse)
@@ -211,7 +211,7 @@ def _held_by(minimum: int, pairs: _Pairs, weight: Tensor, cells: int) -> Tensor:
     return weight * (holders >= minimum)[pairs.cell]
 
 
-def _held(contributions: Sequence[Contribution], num_classes: int) -> Tensor:
+def _held(contributions: Sequence[ClassRows], num_classes: int) -> Tensor:
     """Return which classes some client holds, shape ``[C]``, bool."""
     ids = torch.cat([torch.zeros(0, dtype=torch.int64), *(c.class_ids for c in contributions)])
     return torch.bincount(ids, minlength=num_classes) > 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isoproto.geometry.numerics import COINCIDE, decomposing, ratio, standardised
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 
 RANK = 1e-5  # singular values below this share of the largest count as rounding noise of float32 prototypes
 _AT_ONCE = 128  # clients whose small matrices are decomposed together: more would take memory and save no time
@@ -156,7 +156,7 @@ class Aligned(NamedTuple):
 
 
 def align(
-    contributions: Sequence[Contribution], reference: Tensor, present: Tensor, *, iterations: int = 2, minimum: int = 1
+    contributions: Sequence[ClassRows], reference: Tensor, present: Tensor, *, iterations: int = 2, minimum: int = 1
 ) -> Aligned:
     r"""Average the clients' class means in one frame: generalised Procrustes analysis.
 
@@ -187,7 +187,7 @@ def align(
 
         >>> reference, ids = torch.tensor([[0.6, 0.8], [-0.8, 0.6], [-0.6, -0.8], [0.8, -0.6]]), torch.arange(4)
         >>> turned = reference @ torch.tensor([[0.0, 2.0], [-2.0, 0.0]])
-        >>> aligned = align([Contribution(ids, turned, torch.full((4,), 9), 36)], reference, torch.tensor([True] * 4))
+        >>> aligned = align([ClassRows(ids, turned, torch.full((4,), 9), 36)], reference, torch.tensor([True] * 4))
         >>> torch.allclose(aligned.vectors, reference)
         True
     """
@@ -214,13 +214,13 @@ def align(
         return Aligned((vectors @ basis.T).float(), present)
 
 
-def _batches(contributions: Sequence[Contribution]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _batches(contributions: Sequence[ClassRows]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield classes ``[N, n]``, means ``[N, n, m]`` and counts ``[N, n]`` of N clients that hold n classes each.
 
     The means of a client are rotated into ``m <= n`` coordinates, which keeps their inner products. Clients with
     fewer than two classes are left out.
     """
-    alike: dict[int, list[Contribution]] = {}
+    alike: dict[int, list[ClassRows]] = {}
     for contribution in contributions:
         alike.setdefault(len(contribution.class_ids), []).append(contribution)
     for rows, clients in alike.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.geometry.relations import (
     average_dissimilarities,
     average_relations,
@@ -194,7 +194,7 @@ class Alignment(Part):
     def _of_one_client(self, own: OwnMeans) -> tuple[Tensor, Tensor]:
         """Return the classes that a client holds, and the distances between them."""
         held = torch.nonzero(own.present).flatten()
-        alone = [Contribution(held, own.means[held], own.counts[held], int(own.counts.sum()))]
+        alone = [ClassRows(held, own.means[held], own.counts[held], int(own.counts.sum()))]
         if self.loss.kind == "dissimilarities":
             found = average_dissimilarities(alone, len(own.counts))
         else:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
-    from isoproto.geometry.prototypes import Contribution
+    from isoproto.geometry.prototypes import ClassRows
     from isoproto.parts.state import ServerState
     from isoproto.parts.view import View
 
@@ -82,15 +82,15 @@ class Sent(NamedTuple):
         shared: The client's weights by name.
     """
 
-    means: Contribution
+    means: ClassRows
     scatter: float
     arrays: Arrays
     shared: Mapping[str, Tensor]
 
-    def rows(self, name: str) -> Contribution | None:
+    def rows(self, name: str) -> ClassRows | None:
         """Return an array as rows per class ``[P, ...]`` flattened to ``[P, m]``, or ``None`` if it was not sent."""
         array = self.arrays.get(name)
-        return None if array is None else self.means._replace(means=array.flatten(1))
+        return None if array is None else self.means._replace(rows=array.flatten(1))
 
 
 class Batch(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.prototypes import ClassRows, average_prototypes
 from isoproto.geometry.relations import average_relations, centre
 from isoproto.matching.feature_gradients import linear_gradients
 from isoproto.matching.hyperproto import anchor_cosines, match_gradients, movement, summaries
@@ -209,12 +209,12 @@ def _similarity(gram: Tensor) -> list[list[float]]:
     return [[round(value, 4) for value in row] for row in cosines.tolist()]
 
 
-def agreement(rows: Sequence[Contribution], classes: int) -> float | None:
+def agreement(rows: Sequence[ClassRows], classes: int) -> float | None:
     """Return the mean cosine of two clients' gradients of a class, over all pairs and the classes that have some."""
     if not rows:
         return None
     ids = torch.cat([row.class_ids for row in rows])
-    units = functional.normalize(torch.cat([row.means for row in rows]).double(), dim=1)
+    units = functional.normalize(torch.cat([row.rows for row in rows]).double(), dim=1)
     total = torch.zeros(classes, units.shape[1], dtype=torch.float64).index_add_(0, ids, units)
     holders = torch.bincount(ids, minlength=classes)
     pairs = holders * (holders - 1)

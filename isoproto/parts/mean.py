@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.prototypes import ClassRows, average_prototypes
 from isoproto.parts.base import Arrays, Field, Part, Sent
 from isoproto.parts.state import ServerState
 
@@ -47,14 +47,14 @@ def renewed(state: ServerState, vectors: Tensor, fresh: Tensor, *, stale: str) -
     )
 
 
-def published(rows: Sequence[Contribution], num_classes: int, minimum: int) -> list[Contribution]:
+def published(rows: Sequence[ClassRows], num_classes: int, minimum: int) -> list[ClassRows]:
     """Leave out classes that fewer than ``minimum`` clients have sent."""
     if minimum <= 1:
         return list(rows)
     ids = torch.cat([torch.zeros(0, dtype=torch.int64), *(c.class_ids for c in rows)])
     enough = torch.bincount(ids, minlength=num_classes) >= minimum
     return [
-        c._replace(class_ids=c.class_ids[keep], means=c.means[keep], counts=c.counts[keep])
+        c._replace(class_ids=c.class_ids[keep], rows=c.rows[keep], counts=c.counts[keep])
         for c in rows
         for keep in (enough[c.class_ids],)
     ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isoproto.errors import FrameError
 from isoproto.geometry.embedding import embed
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.geometry.relations import Relations, average_dissimilarities, average_relations, centre, shrink
 from isoproto.geometry.similarity import align
 from isoproto.losses import structural
@@ -113,7 +113,7 @@ class CommonFrame(Part):
             figures=figures,
         )
 
-    def _relations(self, state: ServerState, rows: Sequence[Contribution], scatter: Sequence[float]) -> Relations:
+    def _relations(self, state: ServerState, rows: Sequence[ClassRows], scatter: Sequence[float]) -> Relations:
         previous = Distances.of(state)
         return average_relations(
             rows,
@@ -125,7 +125,7 @@ class CommonFrame(Part):
         )
 
     def _placed(
-        self, state: ServerState, relations: Relations, rows: Sequence[Contribution], figures: dict[str, Any]
+        self, state: ServerState, relations: Relations, rows: Sequence[ClassRows], figures: dict[str, Any]
     ) -> Tensor:
         """Return the prototypes in the frame; ``figures`` gets the share of relations that no points can have."""
         prototypes, width = state.prototypes, state.prototypes.shape[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoproto.errors import FrameError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.geometry.similarity import similarity_map
 from isoproto.parts.anchors import learns
 from isoproto.parts.base import Arrays, Field, Part, PartState, Sent
@@ -79,7 +79,7 @@ class ServerHead(Part):
         rows = published([s.means for s in sent], len(after.present), self.minimum)
         return HeadState(*self._trained(server_head(before, self.seed), after, rows)).put(after)
 
-    def _trained(self, head: LinearHead, state: ServerState, sent: Sequence[Contribution]) -> LinearHead:
+    def _trained(self, head: LinearHead, state: ServerState, sent: Sequence[ClassRows]) -> LinearHead:
         """Return the head after some epochs of SGD on class means, each brought into the common frame."""
         mapped = [(c.class_ids, rows) for c in sent if (rows := self._in_the_frame(c, state)) is not None]
         if not mapped:
@@ -96,14 +96,14 @@ class ServerHead(Part):
                 optimizer.step()
         return weight.detach(), bias.detach()
 
-    def _in_the_frame(self, sent: Contribution, state: ServerState) -> Tensor | None:
+    def _in_the_frame(self, sent: ClassRows, state: ServerState) -> Tensor | None:
         """Return a client's class means in the server's frame, or ``None`` if there is no map."""
         if self.frame == "shared":
-            return sent.means
+            return sent.rows
         common = state.present[sent.class_ids]
         try:
-            to_frame = similarity_map(sent.means[common], state.prototypes[sent.class_ids[common]], sent.counts[common])
+            to_frame = similarity_map(sent.rows[common], state.prototypes[sent.class_ids[common]], sent.counts[common])
         except FrameError as err:
             _log.warning("a client's class means are left out of the server's head: %s", err)
             return None
-        return to_frame.forward(sent.means) if to_frame else None
+        return to_frame.forward(sent.rows) if to_frame else None

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from isoproto.errors import MoreSamples, WireError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.parts import PARTS, reported_terms
 from isoproto.parts.base import Arrays, Field, LimitOf
 from isoproto.settings.rules import Scalar
@@ -126,7 +126,7 @@ class TrainReply:
         arrays: Rows that parts send, by the names of their fields; the first axis is that of ``contribution``.
     """
 
-    contribution: Contribution
+    contribution: ClassRows
     scatter: float
     losses: Mapping[str, float]
     before: Evaluation
@@ -183,7 +183,7 @@ def write_broadcast(broadcast: Broadcast) -> RecordDict:
 def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
     """Encode what a client sends after training on ``broadcast``."""
     sent = reply.contribution
-    arrays = {"class-ids": sent.class_ids, "proto": sent.means, "count": sent.counts, **reply.arrays}
+    arrays = {"class-ids": sent.class_ids, "proto": sent.rows, "count": sent.counts, **reply.arrays}
     content = RecordDict(
         {
             CONFIG: _reply_config(broadcast, client),
@@ -222,7 +222,7 @@ def payload_bytes(reply: TrainReply, dtype: str = "float32") -> int:
     """Return the payload of a reply's rows in bytes: ids, rows with their scales, and counts, without any framing."""
     form = FORMATS[dtype]
     sent = reply.contribution
-    tensors = {"class-ids": sent.class_ids, "proto": sent.means, "count": sent.counts, **reply.arrays}
+    tensors = {"class-ids": sent.class_ids, "proto": sent.rows, "count": sent.counts, **reply.arrays}
     return sum(_bytes_of(tensor, UP[name], form) for name, tensor in tensors.items())
 
 
@@ -327,7 +327,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     _check_told(ids, counts, samples, expected.train_counts)
     shared = _read_shared(content, expected.shared)
     return TrainReply(
-        contribution=Contribution(ids, means, counts, samples),
+        contribution=ClassRows(ids, means, counts, samples),
         scatter=number_of(metrics, "scatter", 0.0),
         losses={name: number_of(metrics, f"loss-{name}") for name in expected.terms},
         before=_read_evaluation(metrics, "before"),

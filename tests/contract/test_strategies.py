@@ -14,7 +14,7 @@ from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig
 from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES, AlignmentLoss
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
@@ -28,7 +28,7 @@ WEIGHTS = {"head.weight": torch.ones(C, D), "base.bn.num_batches_tracked": torch
 def reply(value=1.0, ids=(0, 1, 2), samples=None, **changes):
     counts = torch.tensor([5] * len(ids), dtype=torch.int64)
     values = {
-        "contribution": Contribution(
+        "contribution": ClassRows(
             torch.tensor(ids, dtype=torch.int64), torch.full((len(ids), D), value), counts, samples or int(counts.sum())
         ),
         "scatter": 0.5,
@@ -96,7 +96,7 @@ def bad_schema(broadcast, client):
 
 
 def wrong_width(broadcast, client):
-    contribution = Contribution(torch.tensor([0]), torch.ones(1, D + 1), torch.tensor([5]), 5)
+    contribution = ClassRows(torch.tensor([0]), torch.ones(1, D + 1), torch.tensor([5]), 5)
     return wire.write_train_reply(reply(contribution=contribution), broadcast, client)
 
 

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from isoproto.geometry.embedding import embed
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.geometry.relations import average_dissimilarities, average_relations, centre, shrink
 from isoproto.geometry.similarity import RANK, align, similarity_map
 from isoproto.losses import LOSSES
@@ -35,7 +35,7 @@ def federations(draw):
     sent = []
     for ids in held:
         counts = torch.randint(1, 30, (len(ids),), generator=g)
-        sent.append(Contribution(torch.tensor(sorted(ids)).long(), random(g, len(ids), d), counts, int(counts.sum())))
+        sent.append(ClassRows(torch.tensor(sorted(ids)).long(), random(g, len(ids), d), counts, int(counts.sum())))
     return sent, [0.1 * d] * len(sent), d, g
 
 
@@ -91,8 +91,8 @@ def test_the_motions_of_clients_change_no_relation(drawn):
     own, own_scatters = [], []
     for client, scatter in zip(sent, scatters, strict=True):
         scale = torch.exp(random(g, 1))
-        turned = scale * client.means @ orthogonal(g, client.means.shape[1]) + random(g, client.means.shape[1])
-        own.append(client._replace(means=turned))
+        turned = scale * client.rows @ orthogonal(g, client.rows.shape[1]) + random(g, client.rows.shape[1])
+        own.append(client._replace(rows=turned))
         own_scatters.append(scatter * float(scale**2))
     wanted = average_relations(sent, scatters, CLASSES)
     assert_same(average_relations(own, own_scatters, CLASSES).distances, wanted.distances, 1e-6)
@@ -165,5 +165,5 @@ def test_copies_align_exactly(n, d, seed, clients):
     reference = points - points.mean(0)
     reference = (reference / reference.square().sum(1).mean().sqrt()).float()
     counts = torch.randint(1, 9, (n,), generator=g)
-    sent = [Contribution(torch.arange(n), moved(g, points), counts, int(counts.sum())) for _ in range(clients)]
+    sent = [ClassRows(torch.arange(n), moved(g, points), counts, int(counts.sum())) for _ in range(clients)]
     assert_same(align(sent, reference, present).vectors, reference, 1e-5)

@@ -4,19 +4,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isoproto.geometry.prototypes import Contribution, average_prototypes, average_tensors
+from isoproto.geometry.prototypes import ClassRows, average_prototypes, average_tensors
 
 CLASSES, WIDTH = 4, 3
 WEIGHTINGS = st.sampled_from(["class_samples", "uniform", "client_samples"])
 
 
 @st.composite
-def contributions(draw: st.DrawFn) -> Contribution:
+def contributions(draw: st.DrawFn) -> ClassRows:
     ids = sorted(draw(st.sets(st.integers(0, CLASSES - 1))))
     number = st.integers(-8, 8)
     rows = [draw(st.lists(number, min_size=WIDTH, max_size=WIDTH)) for _ in ids]
     counts = [draw(st.integers(1, 16)) for _ in ids]
-    return Contribution(
+    return ClassRows(
         torch.tensor(ids, dtype=torch.int64),
         torch.tensor(rows, dtype=torch.float32).view(len(ids), WIDTH),
         torch.tensor(counts, dtype=torch.int64),
@@ -42,7 +42,7 @@ def test_order_changes_no_bit(sent, weighting, rng):
 def test_a_mean_lies_between_the_smallest_and_the_largest(sent, weighting):
     result = average(sent, weighting)
     for c in range(CLASSES):
-        rows = [s.means[s.class_ids == c] for s in sent]
+        rows = [s.rows[s.class_ids == c] for s in sent]
         held = torch.cat(rows) if rows else torch.zeros(0, WIDTH)
         assert bool(result.present[c]) == (len(held) > 0)
         assert int(result.holders[c]) == len(held)
@@ -54,16 +54,16 @@ def test_a_mean_lies_between_the_smallest_and_the_largest(sent, weighting):
 @given(contributions(), st.integers(1, 6), WEIGHTINGS)
 def test_all_clients_sending_the_same_is_that(one, times, weighting):
     result = average([one] * times, weighting)
-    assert torch.equal(result.vectors[one.class_ids], one.means)
+    assert torch.equal(result.vectors[one.class_ids], one.rows)
 
 
 @given(GROUPS, st.permutations(range(CLASSES)))
 def test_renaming_classes_renames_the_result(sent, names):
     names = torch.tensor(names)
 
-    def renamed(c: Contribution) -> Contribution:
+    def renamed(c: ClassRows) -> ClassRows:
         ids, order = names[c.class_ids].sort()
-        return Contribution(ids, c.means[order], c.counts[order], c.samples)
+        return ClassRows(ids, c.rows[order], c.counts[order], c.samples)
 
     plain, other = average(sent), average([renamed(c) for c in sent])
     assert torch.equal(other.vectors[names], plain.vectors)
@@ -84,7 +84,7 @@ def test_weighted_by_samples_it_is_the_pooled_mean(sent):
 
 @given(GROUPS, WEIGHTINGS)
 def test_clients_without_data_change_nothing(sent, weighting):
-    none = Contribution(torch.zeros(0, dtype=torch.int64), torch.zeros(0, WIDTH), torch.zeros(0, dtype=torch.int64), 0)
+    none = ClassRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, WIDTH), torch.zeros(0, dtype=torch.int64), 0)
     with_none = average([none, *sent, none], weighting)
     assert all(torch.equal(a, b) for a, b in zip(with_none, average(sent, weighting), strict=True))
 

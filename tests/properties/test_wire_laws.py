@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isoproto import wire
 from isoproto.errors import WireError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.wire.rounding import FORMATS, TINY
 
 NAMES = st.text("ab09 -_.'\"\\äλ漢٣🙂", min_size=1, max_size=20)
@@ -42,13 +42,13 @@ def evaluations(draw: st.DrawFn, classes: int) -> wire.Evaluation:
 
 
 @st.composite
-def contributions(draw: st.DrawFn, classes: int, width: int) -> Contribution:
+def contributions(draw: st.DrawFn, classes: int, width: int) -> ClassRows:
     ids = sorted(draw(st.sets(st.integers(0, classes - 1))))
     rows = draw(st.lists(FLOATS, min_size=len(ids) * width, max_size=len(ids) * width))
     counts = draw(st.lists(st.integers(1, 2**40), min_size=len(ids), max_size=len(ids)))
     more = draw(st.integers(0, 100)) if sum(counts) <= 2**40 - 100 else 0
     counts = counts if sum(counts) <= 2**40 else [1] * len(ids)
-    return Contribution(
+    return ClassRows(
         torch.tensor(ids, dtype=torch.int64),
         torch.tensor(rows, dtype=torch.float32).view(len(ids), width),
         torch.tensor(counts, dtype=torch.int64),
@@ -78,7 +78,7 @@ def test_a_training_reply_is_read_as_it_was_written(data, classes, width):
     )
     read = wire.read_train_reply(sent(wire.write_train_reply(reply, broadcast, name)), expected)
     assert torch.equal(read.contribution.class_ids, reply.contribution.class_ids)
-    assert torch.equal(read.contribution.means, reply.contribution.means)
+    assert torch.equal(read.contribution.rows, reply.contribution.rows)
     assert torch.equal(read.contribution.counts, reply.contribution.counts)
     assert read.contribution.samples == reply.contribution.samples
     assert (read.scatter, read.seconds, read.losses) == (reply.scatter, reply.seconds, reply.losses)
@@ -169,7 +169,7 @@ BROADCAST = wire.Broadcast(
     shared={"head.bias": torch.zeros(4), "base.count": torch.tensor(3)},
 )
 REPLY = wire.TrainReply(
-    contribution=Contribution(torch.tensor([0, 2]), torch.ones(2, 3), torch.tensor([5, 6]), 11),
+    contribution=ClassRows(torch.tensor([0, 2]), torch.ones(2, 3), torch.tensor([5, 6]), 11),
     scatter=0.0,
     losses={},
     before=wire.Evaluation(correct=1, total=2),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from isoproto.geometry.embedding import embed
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.prototypes import ClassRows, average_prototypes
 from isoproto.geometry.relations import (
     average_relations,
     centre,
@@ -31,7 +31,7 @@ def federation(seed, *, clients=20, classes=12, supers=3, width=16, held=6, nois
         rotation, scale, shift = torch.linalg.qr(random(width, width)).Q, torch.exp(0.5 * random(1)), random(width)
         counts = torch.randint(10, 60, (held,), generator=g)
         measured = means[ids] + noise * random(held, width) / counts.sqrt().unsqueeze(1)
-        sent.append(Contribution(ids, (scale * measured @ rotation + shift).float(), counts, int(counts.sum())))
+        sent.append(ClassRows(ids, (scale * measured @ rotation + shift).float(), counts, int(counts.sum())))
         scatters.append(float(scale**2 * noise**2 * width))
     return means, sent, scatters
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from isoproto.geometry.prototypes import Contribution, average_prototypes, average_tensors
+from isoproto.geometry.prototypes import ClassRows, average_prototypes, average_tensors
 
 
 def contribution(ids, means, counts, samples=None):
     counts = torch.tensor(counts, dtype=torch.int64)
     means = torch.tensor(means, dtype=torch.float32)
-    return Contribution(torch.tensor(ids, dtype=torch.int64), means, counts, samples or int(counts.sum()))
+    return ClassRows(torch.tensor(ids, dtype=torch.int64), means, counts, samples or int(counts.sum()))
 
 
 # Means (1, 2), (3, -1), (0, 4) of 10, 30 and 60 samples.
@@ -48,7 +48,7 @@ def test_a_class_nobody_holds_is_absent_and_zero():
 
 def test_one_client_is_the_mean():
     means = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
-    only = Contribution(torch.tensor([0, 2, 3]), means, torch.tensor([5, 1, 9]), 15)
+    only = ClassRows(torch.tensor([0, 2, 3]), means, torch.tensor([5, 1, 9]), 15)
     for weighting in ("uniform", "class_samples", "client_samples"):
         assert torch.equal(average_prototypes([only], 4, 7, weighting=weighting).vectors[[0, 2, 3]], means)
 
@@ -60,7 +60,7 @@ def test_nobody_at_all_is_an_ordinary_case():
 
 
 def test_clients_without_rows_change_nothing():
-    none = Contribution(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 0)
+    none = ClassRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), 0)
     with_none, without = average_prototypes([none, *THREE_CLIENTS, none], 1, 2), average_prototypes(THREE_CLIENTS, 1, 2)
     assert all(torch.equal(a, b) for a, b in zip(with_none, without, strict=True))
 

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+from strategies.state import ServerState
 
 from isoproto.config import RunConfig
 from isoproto.errors import FrameError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from strategies import STRATEGIES, hyper
-from strategies.state import ServerState
 
 C, D = 5, 16
 START = ServerState.start(C, D)
@@ -27,7 +27,7 @@ def sent(ids, seed, *, last=0.0, classifier=False):
     means[-1] += last * torch.randn(D, generator=g)
     counts = torch.full((len(ids),), 20)
     heads = (torch.randn(len(ids), C, D, generator=g), torch.randn(len(ids), C, generator=g)) if classifier else None
-    return hyper.Sent(Contribution(torch.tensor(ids), means, counts, int(counts.sum())), 0.1, None, heads)
+    return hyper.Sent(ClassRows(torch.tensor(ids), means, counts, int(counts.sum())), 0.1, None, heads)
 
 
 def after(present):

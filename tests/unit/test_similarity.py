@@ -7,7 +7,7 @@ from isoproto.errors import FrameError
 from isoproto.geometry import similarity
 from isoproto.geometry.embedding import embed
 from isoproto.geometry.numerics import standardised
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.geometry.relations import (
     centre,
 )
@@ -120,7 +120,7 @@ def test_aligning_many_clients_at_once_is_aligning_each(monkeypatch):
     for number in range(20):
         ids = torch.randperm(9, generator=g)[: 1 + number % 8].sort().values
         counts = torch.randint(1, 9, (len(ids),), generator=g)
-        clients.append(Contribution(ids, torch.randn(len(ids), 7, generator=g), counts, 50))
+        clients.append(ClassRows(ids, torch.randn(len(ids), 7, generator=g), counts, 50))
     total, weight = torch.zeros(9, 6, dtype=torch.float64), torch.zeros(9, 1, dtype=torch.float64)
     for ids, means, counts, _ in clients:
         known = present[ids]
@@ -180,6 +180,6 @@ def test_what_cannot_be_decomposed_is_a_frame_error(monkeypatch):
     with pytest.raises(FrameError, match=r"align: class means cannot be decomposed \(no convergence\)"):
         align([sent], reference, everyone(4))
     with pytest.raises(FrameError, match="similarity_map: class means cannot be decomposed"):
-        similarity_map(sent.means, reference, torch.ones(4))
+        similarity_map(sent.rows, reference, torch.ones(4))
     with pytest.raises(FrameError, match="embed: class means cannot be decomposed"):
         embed(reference @ reference.T, everyone(4), 6, onto=reference)

@@ -18,7 +18,7 @@ from client_app.training import (
     train,
 )
 from isoproto.data import ClientData, to_float
-from isoproto.geometry.prototypes import Contribution, average_prototypes
+from isoproto.geometry.prototypes import ClassRows, average_prototypes
 from isoproto.losses import LOSSES, alignment_terms
 from models import FAMILIES, FeatureModel, ModelSpec, create_model
 
@@ -352,7 +352,7 @@ def test_statistics_add_up():
 def test_one_client_alone_aligns_to_its_own_means():
     data, model = client(), linear_model()
     sums = Statistics.of(extract(model, data.train_x), data.train_y, 4).sums
-    sent = Contribution(torch.arange(4), sums.mean(), sums.count, len(data.train_y))
+    sent = ClassRows(torch.arange(4), sums.mean(), sums.count, len(data.train_y))
     assert torch.equal(average_prototypes([sent], 4, 6).vectors, sums.mean())
 
 

@@ -11,7 +11,7 @@ from client_app.local_round import _alignment
 from isoproto import wire
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES
 from strategies import STRATEGIES, hyper
 
@@ -108,5 +108,5 @@ def test_a_loss_gets_the_relations_of_its_kind_whatever_its_name(monkeypatch, kn
 def averaged(config):
     """The relations that the server keeps after a round with one client."""
     state = ServerState(prototypes=rows(0), present=torch.ones(C, dtype=torch.bool), age=torch.zeros(C))
-    reply = hyper.Sent(Contribution(torch.arange(C), rows(1), torch.full((C,), 5), 5 * C), 0.1, None)
+    reply = hyper.Sent(ClassRows(torch.arange(C), rows(1), torch.full((C,), 5), 5 * C), 0.1, None)
     return hyper.relate(state, config, [reply]).memory

@@ -14,7 +14,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from isoproto import wire
 from isoproto.errors import MoreSamples, SchemaMismatch, WireError
-from isoproto.geometry.prototypes import Contribution
+from isoproto.geometry.prototypes import ClassRows
 
 CLASSES = ("cat", "dog", "owl", "fox")
 EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)
@@ -50,7 +50,7 @@ def sent(content: RecordDict) -> RecordDict:
 
 def train_reply(**changes: Any) -> wire.TrainReply:
     values: dict[str, Any] = {
-        "contribution": Contribution(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
+        "contribution": ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
         "scatter": 0.25,
         "losses": dict.fromkeys(wire.LOSSES, 0.5),
         "before": wire.Evaluation(correct=2, total=8),
@@ -148,7 +148,7 @@ def test_a_broadcast_of_settings_alone_holds_no_arrays():
 def test_train_reply_arrives_as_it_was_sent():
     reply = read(reply_content())
     assert torch.equal(reply.contribution.class_ids, torch.tensor([0, 2]))
-    assert torch.equal(reply.contribution.means, MEANS)
+    assert torch.equal(reply.contribution.rows, MEANS)
     assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
     assert reply.contribution.samples == 13
     assert (reply.scatter, reply.seconds, reply.losses) == (0.25, 0.75, dict.fromkeys(wire.LOSSES, 0.5))
@@ -169,8 +169,8 @@ def test_whole_number_scalars_keep_their_shape():
 
 def test_reply_without_rows_is_welcome():
     none = torch.zeros(0, dtype=torch.int64)
-    reply = read(reply_content(contribution=Contribution(none, torch.zeros(0, 3), none, samples=0)))
-    assert reply.contribution.means.shape == (0, 3)
+    reply = read(reply_content(contribution=ClassRows(none, torch.zeros(0, 3), none, samples=0)))
+    assert reply.contribution.rows.shape == (0, 3)
 
 
 def test_evaluation_arrives_as_it_was_sent():
@@ -260,7 +260,7 @@ def test_more_samples_than_the_client_told_of_are_refused(counts, samples, told)
     """Its counts are its weight in the averages. Fewer are fine: what is of small classes is not sent."""
     expected = dataclasses.replace(EXPECTED, train_counts=(9, 2, 4, 0))
     assert read(reply_content(), expected).contribution.samples == 13
-    contribution = Contribution(torch.tensor([0, 2]), MEANS, torch.tensor(counts), samples)
+    contribution = ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor(counts), samples)
     with pytest.raises(MoreSamples, match=told):
         read(reply_content(contribution=contribution), expected)
 
@@ -385,14 +385,14 @@ def test_norm_is_not_fooled_by_overflow():
 
 
 def test_row_at_the_limit_is_welcome():
-    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).contribution.means[0, 0] == 100
+    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).contribution.rows[0, 0] == 100
 
 
 def test_values_at_their_limits_are_welcome():
     counts = torch.tensor([1, 2**40 - 1])
     reply = read(
         reply_content(
-            contribution=Contribution(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
+            contribution=ClassRows(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
             scatter=0.0,
             seconds=0.0,
             before=wire.Evaluation(correct=0, total=0, correct_prototype=0),
@@ -483,7 +483,7 @@ def test_rows_arrive_within_half_a_step(dtype, error):
     content = rounded(dtype, gradients=1e-5 * MEANS, classifier=(weight, bias))
     reply = read(content, rounding(dtype, max_gradient=1.0, classifier=True, max_norm=1e5))
     for sent_rows, came in (
-        (MEANS, reply.contribution.means),
+        (MEANS, reply.contribution.rows),
         (1e-5 * MEANS, reply.gradients),
         (weight, reply.classifier[0]),
     ):
@@ -537,7 +537,7 @@ def test_rounding_is_the_same_every_time(dtype):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_rounded_row_that_is_not_finite_is_refused(dtype, bad):
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, bad, 6.0]])
-    held = Contribution(torch.tensor([0, 2]), means, torch.tensor([9, 4]), samples=13)
+    held = ClassRows(torch.tensor([0, 2]), means, torch.tensor([9, 4]), samples=13)
     with pytest.raises(WireError, match=r"array 'proto' holds NaN or infinity, shape \(2, 3\)"):
         read(rounded(dtype, contribution=held), rounding(dtype))
 
@@ -605,7 +605,7 @@ def test_a_gradient_at_its_limit_may_be_rounded_up():
     """511 numbers just above half a step each become one: longer than any gradient, though none was sent."""
     row = torch.full((1, 512), 0.51)
     row[0, 0] = 127.0
-    held = Contribution(torch.tensor([1]), row, torch.tensor([4]), samples=4)
+    held = ClassRows(torch.tensor([1]), row, torch.tensor([4]), samples=4)
     expected = rounding("int8", feature_dim=512, max_norm=1e3, max_gradient=float(row.norm()))
     reply = read(rounded("int8", contribution=held, gradients=row), expected)
     assert float(reply.gradients.norm()) > float(row.norm())
