@@ -1,10 +1,12 @@
 """What travels between server and clients: schema 1. The only package that knows record names and keys.
 
-See ``docs/wire-schema.md``. ``query`` is who a client is, ``rounds`` a round's messages, ``hosted`` several clients in
-one message, ``codec`` how each value is coded and checked.
+See ``docs/wire-schema.md``. ``query`` is who a client is. ``broadcast``, ``train_reply`` and ``evaluation`` are the
+messages of a round. ``hosted`` is several clients in one message. ``codec`` says how each value is coded and checked.
 """
 
+from isoproto.wire.broadcast import Broadcast, Expected, read_broadcast, read_settings, write_broadcast
 from isoproto.wire.codec import SCHEMA_VERSION, Spec, serialised_bytes, tensor_spec
+from isoproto.wire.evaluation import Evaluation, read_evaluate_reply, write_evaluate_reply
 from isoproto.wire.hosted import address, join, read_failure, read_hosted, split, write_failure
 from isoproto.wire.query import (
     ClientInfo,
@@ -16,20 +18,7 @@ from isoproto.wire.query import (
     write_client_info,
     write_query,
 )
-from isoproto.wire.rounds import (
-    Broadcast,
-    Evaluation,
-    Expected,
-    TrainReply,
-    payload_bytes,
-    read_broadcast,
-    read_evaluate_reply,
-    read_settings,
-    read_train_reply,
-    write_broadcast,
-    write_evaluate_reply,
-    write_train_reply,
-)
+from isoproto.wire.train_reply import TrainReply, payload_bytes, read_train_reply, write_train_reply
 
 __all__ = [
     "SCHEMA_VERSION",
