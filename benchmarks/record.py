@@ -1,6 +1,7 @@
 """Read and write the files in benchmarks/results, the same way for every benchmark."""
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,8 @@ def recorded(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     path = folder / f"{name}.json"
     content: dict[str, Any] = json.loads(path.read_text("utf8")) if path.exists() else {}
     return content
+
+
+def paragraph(text: str) -> str:
+    """Return a sentence with figures in it, broken into the lines of a page."""
+    return textwrap.fill(text, 116, break_long_words=False, break_on_hyphens=False)

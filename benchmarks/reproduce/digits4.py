@@ -13,6 +13,8 @@ from typing import Any
 
 from cells import ROOT, load, points, run_missing
 
+from benchmarks.record import paragraph
+
 RESULTS = "digits4"
 TABLE = ROOT / "docs" / "results.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
@@ -68,10 +70,9 @@ def table() -> str:
     minutes = sum(done[name]["cpu_seconds"] for name in wanted) / 60
     commits = sorted({done[name]["git_commit"] for name in wanted})
     versions = done[next(iter(wanted))]["versions"]
+    made_with = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines.append(
-        f"{len(wanted)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + "."
+        paragraph(f"{len(wanted)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {made_with}.")
     )
     return "\n".join(lines) + "\n"
 

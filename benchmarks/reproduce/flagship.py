@@ -24,6 +24,8 @@ import numpy as np
 from cells import EARLIER, ROOT, load, points, run_missing, save
 from PIL import Image
 
+from benchmarks.record import paragraph
+
 TABLE = ROOT / "docs" / "flagship.md"
 CLIENTS, SEEDS = 20, (0, 1, 2)
 Cells = dict[str, dict[str, Any]]
@@ -411,11 +413,9 @@ def table() -> str:
     minutes = sum(cell["cpu_seconds"] for cell in cells) / 60
     median = statistics.median(cell["cpu_seconds"] for cell in cells)
     commits = sorted({cell["git_commit"] for cell in cells})
-    lines.append(
-        f"{len(cells)} runs, {minutes:.0f} minutes of CPU (median {median:.0f} s a run). Code {', '.join(commits)}; "
-        + ", ".join(f"{name} {version}" for name, version in cells[0]["versions"].items())
-        + "."
-    )
+    made_with = ", ".join(f"{name} {version}" for name, version in cells[0]["versions"].items())
+    cpu = f"{minutes:.0f} minutes of CPU (median {median:.0f} s a run)"
+    lines.append(paragraph(f"{len(cells)} runs, {cpu}. Code {', '.join(commits)}; {made_with}."))
     return "\n".join(lines) + "\n"
 
 

@@ -133,8 +133,10 @@ nothing about the paper's figures.
 
 The table has each preset at small scale for *one* round, seed 0, with the method in the file (`fedsaf` with our own
 weights). Each ran in one process that shared two cores with other work. Accuracy is the mean over the clients after
-that round, which is near guessing for most presets. KiB is what a client sends and receives in the round. {state}
-`{command}` makes the table and continues where it stopped; DIR is a folder of data files ([data.md](data.md)).
+that round, which is near guessing for most presets. KiB is what a client sends and receives in the round.
+
+{state} `{command}` makes the table and
+continues where it stopped. DIR is a folder of data files ([data.md](data.md)).
 
 """
 

@@ -18,6 +18,8 @@ import matplotlib as mpl
 from cells import EARLIER, ROOT, load, run_missing
 from matplotlib.figure import Figure
 
+from benchmarks.record import paragraph
+
 RESULTS = "sets"
 TABLE = ROOT / "docs" / "sets.md"
 FIGURES = ROOT / "docs" / "figures"
@@ -185,7 +187,8 @@ def table() -> str:
     commits = sorted({cell["git_commit"] for cell in ran})
     minutes = sum(cell["cpu_seconds"] for cell in ran) / 60
     versions = ", ".join(f"{name} {version}" for name, version in ran[0]["versions"].items())
-    lines += ["", f"{len(ran)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {versions}."]
+    made = f"{len(ran)} runs, {minutes:.0f} minutes of CPU. Code {', '.join(commits)}; {versions}."
+    lines += ["", paragraph(made)]
     return "\n".join(lines) + "\n"
 
 
@@ -200,8 +203,9 @@ def _row(name: str, method: str, done: Mapping[str, Any]) -> str:
 
 INTRODUCTION = """# Data sets of the papers, at small scale
 
-`{command}` makes this page from `benchmarks/results/sets.json`. No figure in the table is typed by hand. Figures of
-the papers, in the sections below, are. DIR holds the data files ([data.md](data.md)).
+`{command}` makes this page from
+`benchmarks/results/sets.json`. No figure in the table is typed by hand. Figures of the papers, in the sections below,
+are. DIR holds the data files ([data.md](data.md)).
 
 **Figures.** Accuracy in per cent. Each client tests its own model, with its own classifier, on its own test part;
 the figure is the mean over the clients. `final` is the last round. `last five` is the mean of the last five rounds,

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from machine import ROOT
 
+from benchmarks.record import paragraph
+
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
 MISSED = "**missed**"
 NEAR_LINEAR = 1.2  # highest power of the number of classes that still counts as near linear
@@ -216,7 +218,7 @@ def wire(found: dict[str, Any]) -> list[str]:
         for dtype, size in found["sizes"]["broadcast"].items()
     )
     head = ["rows", "float32, bytes", "over its rows, B", "ratio", "target", "float16", "int8", "target"]
-    return [*grid(head, rows), "", f"A broadcast of 100 prototypes and their relations: {down}."]
+    return [*grid(head, rows), "", paragraph(f"A broadcast of 100 prototypes and their relations: {down}.")]
 
 
 def rounding(found: dict[str, Any]) -> list[str]:
@@ -309,10 +311,11 @@ def scale(found: dict[str, Any]) -> list[str]:
         resting = rest["seconds"] / few["seconds"]
         text = (
             f"Five times the participants take {proportion:.2f} times as long for each "
-            f"({beside(proportion, targets['seconds per participant'])}); four thousand clients more that rest make a "
-            f"round {resting:.2f} times as long ({beside(resting, targets['seconds for clients that rest'])})."
+            f"({beside(proportion, targets['seconds per participant'])}); four thousand more clients that do not "
+            f"train make a round {resting:.2f} times as long "
+            f"({beside(resting, targets['seconds for clients that rest'])})."
         )
-        lines += ["", text]
+        lines += ["", paragraph(text)]
     return lines
 
 
@@ -539,7 +542,7 @@ from chance.""",
         "4 clients and 1 round of digits under Flower and Ray.",
         startup,
         meanwhile="""\
-Noted by hand from one run beside other work on the machine: the SuperLink answers 1.6 s after the command, the
+Noted by hand from one run while the machine had other work: the SuperLink answers 1.6 s after the command, the
 server app runs at 5.5, Ray starts at 6.7, a worker at 7.2, and a client's first step is at 11.9 at the latest;
 `import client_app.app` takes 1.19 times as long as `import torch` alone (target 1.5, met).""",
         after="""\
@@ -605,7 +608,7 @@ def provenance(found: dict[str, Any]) -> str:
         return f"`{found['command']}`."
     on = found["machine"]
     what = f"{on['processor']}, {on['cores']} cores, Python {on['python']}, torch {on['torch']}"
-    return f"`{found['command']}` on {what}; commit {found.get('git_commit') or 'not noted'}."
+    return paragraph(f"`{found['command']}` on {what}; commit {found.get('git_commit') or 'not noted'}.")
 
 
 def part(section: Section, folder: Path) -> list[str]:
