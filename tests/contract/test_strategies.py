@@ -7,15 +7,16 @@ import re
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from strategies.state import ServerState
 
 from isoproto import wire
-from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig
+from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES, AlignmentLoss
+from isoproto.parts import TERMS, ServerState, parts_of, reported_terms
+from isoproto.parts.anchors import learns as learns_vectors
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
@@ -32,7 +33,7 @@ def reply(value=1.0, ids=(0, 1, 2), samples=None, **changes):
             torch.tensor(ids, dtype=torch.int64), torch.full((len(ids), D), value), counts, samples or int(counts.sum())
         ),
         "scatter": 0.5,
-        "losses": {},
+        "losses": dict.fromkeys(reported_terms(()), 0.25),
         "before": wire.Evaluation(correct=1, total=4),
         "after": wire.Evaluation(correct=2, total=4),
         "seconds": 0.1,
@@ -172,7 +173,7 @@ def finite(state: ServerState) -> bool:
 def test_it_is_a_point_that_leaves_nothing_open(kind):
     config = kind.resolve(RunConfig())
     assert AUTO not in dataclasses.replace(config, device="", strategy="").to_mapping().values()
-    assert set(config.alignment.split("+")) <= {"none", *LOSSES, *ANCHOR_TERMS}
+    assert set(config.alignment.split("+")) <= {"none", *LOSSES, *TERMS}
     assert kind.resolve(config) == config
     assert kind.__doc__
 
@@ -214,8 +215,15 @@ def test_the_order_of_terms_says_nothing():
 @pytest.mark.parametrize("alignment", ["gcsa", "rcsa+hpcl+hpal", "hpcl", "cosine"])
 @pytest.mark.parametrize("strategy", ["isoproto", "fedhpro"])
 def test_a_methods_own_defaults_hold_whatever_the_alignment(strategy, alignment):
-    config, defaults = resolved(strategy=strategy, alignment=alignment), STRATEGIES[strategy].defaults
-    assert defaults.items() <= dataclasses.asdict(config).items()
+    config, method = resolved(strategy=strategy, alignment=alignment), STRATEGIES[strategy].method
+    axes, nothing = {"prototypes", "alignment", "share"}, MethodSettings()
+    decided = {
+        key: value
+        for key, value in dataclasses.asdict(method).items()
+        if value != getattr(nothing, key) and key not in axes
+    }
+    assert decided
+    assert decided.items() <= dataclasses.asdict(config).items()
 
 
 def test_the_weights_of_a_methods_own_loss_are_not_those_of_another():
@@ -268,7 +276,7 @@ def test_an_averaged_head_knows_nothing_of_another_frame(frame):
     ],
 )
 def test_hyper_prototypes_are_learned_only_where_they_are_used(settings, learns):
-    assert resolved(strategy="isoproto", **settings).learns is learns
+    assert learns_vectors(resolved(strategy="isoproto", **settings)) is learns
 
 
 # Rounds
@@ -298,7 +306,7 @@ def test_its_first_broadcast_decodes_on_a_client_and_holds_what_it_says(start):
             assert broadcast.experiment == strategy.folder.experiment
             assert RunConfig.from_mapping(broadcast.settings) == strategy.config
             known = server_round > 1 and strategy.config.prototypes != "none"
-            assert (broadcast.prototypes is not None) == known
+            assert ("prototypes" in broadcast.arrays) == known
             sent = shared(strategy.config.share) if server_round > 1 else {}
             assert wire.tensor_spec(broadcast.shared) == wire.tensor_spec(sent)
         grid.received.clear()
