@@ -116,7 +116,8 @@ def _with_axes(config: RunConfig, method: MethodSettings) -> RunConfig:
 
 def _term(name: str) -> AlignmentLoss | type[Part]:
     """Look up a name in `alignment`."""
-    return lookup({**LOSSES, **TERMS}, "alignment", name)
+    known: dict[str, AlignmentLoss | type[Part]] = {**LOSSES, **TERMS}
+    return lookup(known, "alignment", name)
 
 
 def _needs_prototypes(term: str) -> bool:

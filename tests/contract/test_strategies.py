@@ -15,7 +15,7 @@ from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES, AlignmentLoss
-from isoproto.parts import TERMS, ServerState, parts_of, reported_terms
+from isoproto.parts import TERMS, ServerState, reported_terms
 from isoproto.parts.anchors import learns as learns_vectors
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder

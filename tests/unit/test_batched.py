@@ -83,7 +83,8 @@ def assert_as_one_by_one(name, *terms, sizes=SIZES, **changes):
     for i, ((model, own), got) in enumerate(zip(found, together, strict=True)):
         start = {key: tensor.detach().clone() for key, tensor in model.named_parameters()}
         losses, running = train(model, own, settings, terms, generator(100 + i))
-        assert list(got.losses) == list(losses) == ["cross-entropy", *(n for term in terms for n in term.names), "total"]
+        names = [name for term in terms for name in term.names]
+        assert list(got.losses) == list(losses) == ["cross-entropy", *names, "total"]
         torch.testing.assert_close(got.losses, losses, rtol=1e-4, atol=1e-5)
         assert got.parameters.keys() == model.state_dict().keys()  # no state besides: nothing else is to be compared
         for key, tensor in model.named_parameters():
