@@ -254,7 +254,9 @@ def test_a_loss_without_weights_cannot_be_made():
 
 @pytest.mark.parametrize("strategy", ["fedsaf", "fedavg"])
 def test_a_loss_that_no_table_has_is_refused(strategy):
-    with pytest.raises(ConfigError, match="unknown alignment 'huber'.* one of 'cosine', 'gcsa', 'hpal', 'hpcl', 'mse'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown alignment 'huber'.* one of 'cosine', 'gcsa', 'hpal', 'hpcl', 'mse'"
+    ):
         resolved(strategy=strategy, alignment="huber")
 
 
