@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
 __all__ = [
+    "CONSENT",
     "PARTS",
     "PROTOTYPES",
     "TERMS",
@@ -60,6 +61,11 @@ PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in pa
 
 TERMS: dict[str, type[Part]] = {name: part for part in PARTS for name in part.aligns}
 """Names in the setting `alignment` that are no losses in ``LOSSES``."""
+
+CONSENT: tuple[str, ...] = tuple(
+    sorted({word for part in PARTS for word in (*part.words, *(f.may_send for f in part.up))} - {""})
+)
+"""Words that a device's owner may give in `may-send`."""
 
 # Schema 1 of the messages has these terms in every reply, whatever the method.
 _ALWAYS: tuple[type[Part], ...] = (Alignment, AnchorLosses)
