@@ -152,7 +152,7 @@ def _environment(home: Path) -> dict[str, str]:
         "RAY_TMPDIR": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
         "FLWR_LOCAL_CONTROL_API_PORT": str(_free_port()),
-        # First the folder of this interpreter, so that its commands are found although its environment is not activated.
+        # First this interpreter's folder, so that its commands are found even if its environment is not activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 
@@ -161,9 +161,9 @@ def _environment(home: Path) -> dict[str, str]:
 def _process_group(**options: Any) -> Iterator[_Start]:  # noqa: ANN401 - what Popen takes
     """Yield a function that starts a process in a group, and kill the group when the block, or this process, ends.
 
-    Everything that a member starts, down to Ray's workers, belongs to the group. The first member reads from a pipe that
-    closes even when this process is killed, and then kills the group. Killing loses nothing, since the folders of a run
-    exist for that run alone.
+    Everything that a member starts, down to Ray's workers, belongs to the group. The first member reads from a pipe
+    that closes even when this process is killed, and then kills the group. Killing loses nothing, since the folders of
+    a run exist for that run alone.
     """
     guard = subprocess.Popen(["/bin/sh", "-c", "read _; kill -s KILL 0"], stdin=subprocess.PIPE, process_group=0)
     members = [guard]

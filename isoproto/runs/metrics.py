@@ -205,7 +205,7 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
           ``nearest_prototype``, the clients' mean in the last evaluation when the nearest global prototype predicts;
           ``initial``, the mean before round 1.
         - ``rounds_to``: for each of ``LEVELS``, the first complete row whose ``mean`` reaches it.
-        - ``classes``, of the last evaluation: ``macro_f1``, ``balanced_accuracy``, and by class ``accuracy`` and ``f1``.
+        - ``classes``, of the last evaluation: ``macro_f1``, ``balanced_accuracy``, by class ``accuracy`` and ``f1``.
         - ``domains``: ``accuracy`` of ``each`` and their ``mean``, of the last evaluation; ``best``, ``best_round``,
           ``last5`` and ``rounds_to`` of that mean over the evaluations, and ``best_each``, the same in the best round.
         - ``global``: ``accuracy``, ``best``, ``best_round``, ``last5`` and ``rounds_to`` of the averaged model on all

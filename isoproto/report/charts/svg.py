@@ -1,8 +1,8 @@
 """The kit of the charts: colours, line styles, axes, and writing SVG.
 
-matplotlib's SVG backend draws the charts, without pyplot and its global state. The output does not depend on the clock or
-on chance. A chart is drawn in the light colours of :data:`PALETTE`. Inside the page these become CSS variables of the
-same names, so that one drawing serves the light and the dark scheme.
+matplotlib's SVG backend draws the charts, without pyplot and its global state. The output does not depend on the
+clock or on chance. A chart is drawn in the light colours of :data:`PALETTE`. Inside the page these become CSS
+variables of the same names, so that one drawing serves the light and the dark scheme.
 
 One unit of a drawing is one CSS pixel at its natural size.
 """
@@ -109,7 +109,7 @@ def render(
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_house_style(name)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's browser may have a font with that glyph
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a browser may have the glyph
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
         draw(figure)
         file = io.StringIO()
@@ -127,7 +127,7 @@ def _house_style(name: str) -> dict[Any, Any]:
     return {
         "svg.fonttype": "none",
         "svg.hashsalt": name,
-        "text.parse_math": False,  # names hold what they hold
+        "text.parse_math": False,  # a "$" in a name is a "$"
         "font.size": 12,
         "axes.edgecolor": hex_colour("grid"),
         "axes.facecolor": hex_colour("panel"),
