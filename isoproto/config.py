@@ -17,6 +17,7 @@ from typing import Any
 from isoproto.errors import ConfigError
 from isoproto.settings.rules import AUTO, Rule, Scalar
 from isoproto.settings.sections import Data, Federation, Folders, Hyper, Method, Relation, Rounds, Training, Wire
+from isoproto.settings.trainable import Trainable
 
 __all__ = ["AUTO", "MethodSettings", "RunConfig", "Scalar", "read_fields", "read_overrides", "refuse"]
 
@@ -25,7 +26,7 @@ _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodSettings(Method, Relation, Hyper):
+class MethodSettings(Method, Relation, Hyper, Trainable):
     """Everything that makes a method. A strategy is such a value; see ``strategies.base.PrototypeStrategy.method``.
 
     A part with settings of its own adds its section to the bases here and in ``SECTIONS``.
@@ -37,7 +38,7 @@ class MethodSettings(Method, Relation, Hyper):
         return tuple(term for text in self.alignment.split("+") if (term := text.strip()) != "none")
 
 
-SECTIONS: tuple[type, ...] = (Method, Relation, Hyper, Rounds, Data, Training, Federation, Wire, Folders)
+SECTIONS: tuple[type, ...] = (Method, Relation, Hyper, Trainable, Rounds, Data, Training, Federation, Wire, Folders)
 """All sections, in the order in which their keys are listed."""
 
 

@@ -5,6 +5,7 @@ from strategies.fedavg import FedAvg
 from strategies.fedhpro import FedHPro
 from strategies.fedproto import FedProto
 from strategies.fedsaf import FedSAF
+from strategies.fedtgp import FedTGP
 from strategies.isoproto import IsoProto
 from strategies.local import Local
 
@@ -15,6 +16,7 @@ STRATEGIES: dict[str, type[PrototypeStrategy]] = {
     "fedhpro": FedHPro,
     "fedproto": FedProto,
     "fedsaf": FedSAF,
+    "fedtgp": FedTGP,
     "isoproto": IsoProto,
     "local": Local,
 }

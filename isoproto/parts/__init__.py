@@ -17,6 +17,7 @@ from isoproto.parts.relations import CommonFrame
 from isoproto.parts.retrain import Retrain
 from isoproto.parts.server_head import ServerHead
 from isoproto.parts.state import LastAccuracy, ServerState
+from isoproto.parts.trainable import TrainablePrototypes
 from isoproto.parts.view import OwnMeans, View
 from isoproto.parts.weights import SharedWeights
 
@@ -49,6 +50,7 @@ PARTS: tuple[type[Part], ...] = (
     SharedWeights,
     Means,
     CommonFrame,
+    TrainablePrototypes,
     Alignment,
     AnchorLosses,
     HyperPrototypes,
