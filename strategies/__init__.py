@@ -2,6 +2,7 @@
 
 from strategies.base import PrototypeStrategy
 from strategies.fedavg import FedAvg
+from strategies.feddistill import FedDistill
 from strategies.fedhpro import FedHPro
 from strategies.fedproto import FedProto
 from strategies.fedsaf import FedSAF
@@ -13,6 +14,7 @@ __all__ = ["STRATEGIES", "PrototypeStrategy"]
 
 STRATEGIES: dict[str, type[PrototypeStrategy]] = {
     "fedavg": FedAvg,
+    "feddistill": FedDistill,
     "fedhpro": FedHPro,
     "fedproto": FedProto,
     "fedsaf": FedSAF,

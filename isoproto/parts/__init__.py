@@ -12,6 +12,7 @@ from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
 from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
 from isoproto.parts.hyper import HyperPrototypes
+from isoproto.parts.logits import ClassLogits
 from isoproto.parts.mean import Means
 from isoproto.parts.relations import CommonFrame
 from isoproto.parts.retrain import Retrain
@@ -56,6 +57,7 @@ PARTS: tuple[type[Part], ...] = (
     HyperPrototypes,
     ServerHead,
     Retrain,
+    ClassLogits,
 )
 
 PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}
