@@ -19,6 +19,7 @@ from isoproto.settings.logits import Logits
 from isoproto.settings.rules import AUTO, Rule, Scalar
 from isoproto.settings.sections import Data, Federation, Folders, Hyper, Method, Relation, Rounds, Training, Wire
 from isoproto.settings.trainable import Trainable
+from isoproto.settings.twin import TwinModel
 
 __all__ = ["AUTO", "MethodSettings", "RunConfig", "Scalar", "read_fields", "read_overrides", "refuse"]
 
@@ -27,7 +28,7 @@ _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodSettings(Method, Relation, Hyper, Trainable, Logits):
+class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
     """Everything that makes a method. A strategy is such a value; see ``strategies.base.PrototypeStrategy.method``.
 
     A part with settings of its own adds its section to the bases.

@@ -7,6 +7,7 @@ from strategies.fedhpro import FedHPro
 from strategies.fedproto import FedProto
 from strategies.fedsaf import FedSAF
 from strategies.fedtgp import FedTGP
+from strategies.fml import FML
 from strategies.isoproto import IsoProto
 from strategies.local import Local
 
@@ -19,6 +20,7 @@ STRATEGIES: dict[str, type[PrototypeStrategy]] = {
     "fedproto": FedProto,
     "fedsaf": FedSAF,
     "fedtgp": FedTGP,
+    "fml": FML,
     "isoproto": IsoProto,
     "local": Local,
 }

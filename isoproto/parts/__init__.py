@@ -19,6 +19,7 @@ from isoproto.parts.retrain import Retrain
 from isoproto.parts.server_head import ServerHead
 from isoproto.parts.state import LastAccuracy, ServerState
 from isoproto.parts.trainable import TrainablePrototypes
+from isoproto.parts.twin import Twin
 from isoproto.parts.view import OwnMeans, View
 from isoproto.parts.weights import SharedWeights
 
@@ -58,6 +59,7 @@ PARTS: tuple[type[Part], ...] = (
     ServerHead,
     Retrain,
     ClassLogits,
+    Twin,
 )
 
 PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}
