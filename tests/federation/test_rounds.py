@@ -40,7 +40,7 @@ def equal(a, b):
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_every_strategy_runs(federation, strategy):
-    one = {"models": "resnet"} if STRATEGIES[strategy].point.share == "model" else {}
+    one = {"models": "resnet"} if STRATEGIES[strategy].method.share == "model" else {}
     run = federation.run(settings={"strategy": strategy, **one})
     summary = run.summary
     assert (summary["status"], summary["reason"], summary["strategy"]) == ("completed", "", strategy)
