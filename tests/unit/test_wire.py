@@ -16,9 +16,12 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from isoproto import wire
 from isoproto.errors import MoreSamples, SchemaMismatch, WireError
 from isoproto.geometry.prototypes import ClassRows
-from isoproto.parts import ServerState, reported_terms
+from isoproto.parts import PARTS, Field, Part, ServerState, reported_terms
 from isoproto.parts.base import Limit, LimitOf
 from isoproto.parts.gradients import Head
+from isoproto.wire.broadcast import DOWN
+from isoproto.wire.train_reply import UP
+from tests.fakes import add_part
 
 CLASSES = ("cat", "dog", "owl", "fox")
 EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)
@@ -948,3 +951,163 @@ def test_client_refuses_an_array_it_does_not_know():
     content["arrays"]["more"] = content["arrays"]["head-bias"]
     with pytest.raises(WireError, match=r"unexpected arrays \['more'\]"):
         receive(content)
+
+
+# Arrays follow from what parts declare
+
+
+class Extra(Part):
+    """A part that nobody has written yet: arrays of every kind that can be declared."""
+
+    down = (
+        Field(name="extra-down", shape="C d", rounded=True, together="extra", mask="extra-known"),
+        Field(name="extra-known", shape="C", dtype=torch.bool, together="extra"),
+    )
+    up = (
+        Field(name="extra-vectors", shape="P I d", rounded=True, noun="vectors of Extra", together="extra-up"),
+        Field(name="extra-number", shape="P", together="extra-up"),
+        Field(name="extra-seen", shape="P C", dtype=torch.int64),
+    )
+
+
+EXTRA_DOWN = {"extra-down": torch.arange(12.0).view(4, 3), "extra-known": torch.tensor([True, False, True, True])}
+EXTRA_UP = {
+    "extra-vectors": torch.arange(12.0).view(2, 2, 3),
+    "extra-number": torch.tensor([0.5, -2.0]),
+    "extra-seen": torch.arange(8).view(2, 4),
+}
+
+
+@pytest.fixture
+def extra(monkeypatch):
+    """What the server expects of clients once there is one more part."""
+    add_part(monkeypatch, Extra)
+    return dataclasses.replace(EXPECTED, limits={**dict.fromkeys(EXTRA_UP), "extra-number": no_longer_than(3.0)})
+
+
+def test_every_array_that_parts_declare_is_known_to_the_messages():
+    assert list(DOWN) == list(dict.fromkeys(field.name for part in PARTS for field in part.down))
+    assert list(UP) == ["class-ids", "proto", "count", *(field.name for part in PARTS for field in part.up)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *ROUNDED])
+def test_a_declared_array_is_written_read_and_counted(extra, dtype):
+    broadcast = dataclasses.replace(BROADCAST, settings={"wire.dtype": dtype}, arrays=EXTRA_DOWN)
+    down = sent(wire.write_broadcast(broadcast))
+    up = rounded(dtype, arrays=EXTRA_UP)
+    for content, came, wanted in (
+        (down, wire.read_broadcast(down, num_classes=4, feature_dim=3).arrays, EXTRA_DOWN),
+        (up, read(up, dataclasses.replace(extra, dtype=dtype)).arrays, EXTRA_UP),
+    ):
+        assert came.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert came[name].dtype == tensor.dtype
+            torch.testing.assert_close(came[name], tensor, rtol=0, atol=0 if dtype == "float32" else 0.05)
+        scales = {name for name in content["arrays"] if name.startswith("extra") and name.endswith("-scale")}
+        assert len(scales) == (dtype != "float32")
+    row = {"float32": 4 * 3, "float16": 2 * 3 + 4, "int8": 3 + 4}[dtype]
+    more = wire.payload_bytes(train_reply(arrays=EXTRA_UP), dtype) - wire.payload_bytes(train_reply(), dtype)
+    assert more == 4 * row + 2 * 4 + 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"extra-vectors": torch.ones(2, 2, 4)}, r"'extra-vectors': expected float32 \(2, 2, 3\), got .* \(2, 2, 4\)"),
+        ({"extra-vectors": torch.ones(2, 65, 3)}, r"'extra-vectors': expected 1\.\.64 vectors per class, got 65"),
+        (
+            {"extra-vectors": MEANS.view(2, 1, 3) * math.nan},
+            r"'extra-vectors' holds NaN or infinity, shape \(2, 1, 3\)",
+        ),
+        ({"extra-vectors": torch.full((2, 2, 3), 90.0)}, r"row of class 0 has norm 220, `max-norm` is 100"),
+        ({"extra-number": torch.tensor([0.0, -4.0])}, r"'extra-number': row of class 2 has norm 4, but no .* than 3"),
+        ({"extra-seen": torch.ones(2, 5).long()}, r"'extra-seen': expected int64 \(2, 4\), got 'int64' \(2, 5\)"),
+        ({"extra-vectors": None}, r"array 'extra-vectors' is missing"),
+        ({"extra-number": None}, r"array 'extra-number' is missing"),
+    ],
+)
+def test_a_declared_array_is_checked(extra, changes, told):
+    arrays = {name: tensor for name, tensor in {**EXTRA_UP, **changes}.items() if tensor is not None}
+    with pytest.raises(WireError, match=told):
+        read(reply_content(arrays=arrays), extra)
+
+
+def test_a_declared_row_at_its_limit_may_be_rounded_up_however_wide_it_is(monkeypatch):
+    """Rows of 512 numbers where features have three: rounding makes 511 of them longer."""
+
+    class Wide(Part):
+        up = (Field(name="extra-wide", shape="P C", rounded=True),)
+
+    add_part(monkeypatch, Wide)
+    row = torch.full((1, 512), 0.51)
+    row[0, 0] = 127.0
+    held = ClassRows(torch.tensor([1]), torch.ones(1, 3), torch.tensor([4]), samples=4)
+    expected = rounding("int8", num_classes=512, limits={"extra-wide": no_longer_than(float(row.norm()))})
+    found = read(rounded("int8", contribution=held, arrays={"extra-wide": row}), expected).arrays["extra-wide"]
+    assert float(found.norm()) > float(row.norm())
+
+
+def test_a_declared_array_may_come_alone_only_if_it_stands_alone(extra):
+    seen = {"extra-seen": EXTRA_UP["extra-seen"]}
+    assert read(reply_content(arrays=seen), extra).arrays.keys() == seen.keys()
+    content = broadcast_content(EXTRA_DOWN)
+    del content["arrays"]["extra-known"]
+    with pytest.raises(WireError, match="array 'extra-known' is missing"):
+        receive(content)
+
+
+def test_a_declared_array_nobody_asked_for_is_refused(extra):
+    with pytest.raises(WireError, match="the reply carries vectors of Extra, but this strategy uses none"):
+        read(reply_content(arrays=EXTRA_UP), EXPECTED)
+    with pytest.raises(WireError, match="the reply carries extra-seen, but this strategy uses none"):
+        read(reply_content(arrays={"extra-seen": EXTRA_UP["extra-seen"]}), EXPECTED)
+
+
+def test_a_declared_mask_says_which_rows_are_read(extra):
+    masked = torch.where(EXTRA_DOWN["extra-known"].unsqueeze(1), EXTRA_DOWN["extra-down"], math.nan)
+    assert receive(broadcast_content({**EXTRA_DOWN, "extra-down": masked})).arrays["extra-down"][1].isnan().all()
+    with pytest.raises(WireError, match="array 'extra-down' from the server holds NaN or infinity"):
+        receive(broadcast_content({**EXTRA_DOWN, "extra-down": masked, "extra-known": torch.ones(4).bool()}))
+
+
+def test_a_reply_without_rows_holds_declared_arrays_without_rows(extra):
+    none = torch.zeros(0, dtype=torch.int64)
+    arrays = {name: tensor[:0] for name, tensor in EXTRA_UP.items()}
+    reply = read(reply_content(contribution=ClassRows(none, torch.zeros(0, 3), none, 0), arrays=arrays), extra)
+    assert {name: tensor.shape for name, tensor in reply.arrays.items()} == {n: t.shape for n, t in arrays.items()}
+
+
+class Rows(Part):
+    """Rows of the shape that class means and gradients have too."""
+
+    up = (Field(name="extra-rows", shape="P d", rounded=True),)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *ROUNDED])
+def test_arrays_of_one_shape_are_told_apart_by_name(monkeypatch, dtype):
+    """Whoever writes and whoever reads may declare them in another order."""
+    add_part(monkeypatch, Rows)
+    down = {"anchor-dir": torch.full((4, 3), 2.0), "anchor-mean": torch.full((4, 3), -5.0)}
+    up = {"grad": torch.full((2, 3), 0.5), "extra-rows": torch.full((2, 3), -7.0)}
+    broadcast = dataclasses.replace(BROADCAST, settings={"wire.dtype": dtype}, arrays=down)
+    expected = rounding(dtype, limits=dict.fromkeys(up))
+
+    def written():
+        return sent(wire.write_broadcast(broadcast)), rounded(dtype, arrays=up)
+
+    def check(messages):
+        there = wire.read_broadcast(messages[0], num_classes=4, feature_dim=3).arrays
+        back = read(messages[1], expected)
+        torch.testing.assert_close({**there, **back.arrays}, {**down, **up})
+        assert ((back.contribution.rows - MEANS).abs() < 0.02).all()
+
+    messages = written()
+    monkeypatch.setattr("isoproto.wire.broadcast.DOWN", dict(reversed(DOWN.items())))
+    monkeypatch.setattr("isoproto.wire.train_reply.UP", dict(reversed(UP.items())))
+    swapped = written()
+    assert [list(content["arrays"]) for content in swapped] != [list(content["arrays"]) for content in messages]
+    check(messages)
+    check(swapped)
+    monkeypatch.undo()
+    add_part(monkeypatch, Rows)
+    check(swapped)
