@@ -2,7 +2,7 @@
 
 
 def client_order(name: str) -> tuple[bool, int, str]:
-    """Sort key of client names: partition ids by value, then node names by letter.
+    """Return the sort key of a client's name: first partition ids by value, then names of nodes by letter.
 
     Example:
         >>> sorted(["10", "ward-3", "9"], key=client_order)

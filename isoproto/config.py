@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from isoproto.errors import ConfigError
+from isoproto.settings.logits import Logits
 from isoproto.settings.rules import AUTO, Rule, Scalar
 from isoproto.settings.sections import Data, Federation, Folders, Hyper, Method, Relation, Rounds, Training, Wire
+from isoproto.settings.trainable import Trainable
+from isoproto.settings.twin import TwinModel
 
 __all__ = ["AUTO", "MethodSettings", "RunConfig", "Scalar", "read_fields", "read_overrides", "refuse"]
 
@@ -25,20 +28,16 @@ _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodSettings(Method, Relation, Hyper):
+class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
     """Everything that makes a method. A strategy is such a value; see ``strategies.base.PrototypeStrategy.method``.
 
-    A part with settings of its own adds its section to the bases here and in ``SECTIONS``.
+    A part with settings of its own adds its section to the bases.
     """
 
     @property
     def terms(self) -> tuple[str, ...]:
         """The names joined in ``alignment``, without ``none``."""
         return tuple(term for text in self.alignment.split("+") if (term := text.strip()) != "none")
-
-
-SECTIONS: tuple[type, ...] = (Method, Relation, Hyper, Rounds, Data, Training, Federation, Wire, Folders)
-"""All sections, in the order in which their keys are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +116,9 @@ def refuse(problems: Sequence[str], source: str) -> None:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError("\n  ".join([f"{count} in the {source}:", *problems]))
 
+
+SECTIONS: tuple[type, ...] = (*MethodSettings.__bases__, *RunConfig.__bases__[1:])
+"""All sections, in the order in which their keys are listed."""
 
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {
     f.name.rstrip("_").replace("__", ".").replace("_", "-"): f

@@ -7,7 +7,7 @@ from isoproto.config import Scalar
 
 
 def to_toml(values: Mapping[str, Scalar]) -> str:
-    """Write a flat mapping as TOML, keys with dots quoted.
+    """Return a flat mapping as TOML text. Keys with dots are quoted, since a dot would open a table.
 
     Example:
         >>> print(to_toml({"rounds": 3, "wire.dtype": "float32", "fraction": 0.2}), end="")
@@ -19,5 +19,5 @@ def to_toml(values: Mapping[str, Scalar]) -> str:
 
 
 def _toml(value: Scalar) -> str:
-    # JSON's text, numbers and booleans are TOML's, but TOML has no surrogate pairs and escapes DEL.
+    # JSON writes text, numbers and booleans as TOML does, except that TOML has no surrogate pairs and escapes DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -8,7 +8,7 @@ from typing import Any
 from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.errors import ConfigError
 from isoproto.losses import LOSSES, structural
-from isoproto.parts import TERMS
+from isoproto.parts import PARTS, TERMS
 from isoproto.registry import lookup
 
 # Settings of the alignment loss. A method's values of them are for the method's own loss alone.
@@ -91,6 +91,9 @@ def resolve(config: RunConfig, method: MethodSettings) -> RunConfig:
     for conflict in CONFLICTS:
         if conflict.applies(config):
             raise ConfigError(conflict.sentence.format(config=config))
+    for part in PARTS:
+        if sentence := part.conflict(config):
+            raise ConfigError(sentence)
     if config.share in ("base", "model"):
         # Averaging networks that start from different weights destroys them.
         config = dataclasses.replace(config, init="per-architecture")

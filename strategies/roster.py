@@ -186,7 +186,7 @@ class Roster:
                 f"client {info.client}: its {len(info.classes)} classes {info.classes[:5]!r:.120} are not the "
                 f"federation's {len(self.classes)} {self.classes[:5]!r:.120}"
             )
-        if info.shared and not any(part.sends_weights for part in parts_of(self._config)):
+        if info.shared and not any(part.words for part in parts_of(self._config)):
             raise WireError(f"client {info.client}: it would share weights, and in this run nobody shares any")
         if self.shared and info.shared != self.shared:
             raise WireError(_other_weights(info))

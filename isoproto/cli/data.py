@@ -1,4 +1,4 @@
-"""The command ``isoproto data``: what a data set is, where it lies here, and what it looks like."""
+"""The command ``isoproto data``. It shows what a data set is, where it is on this machine, and what it looks like."""
 
 import contextlib
 import logging
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from isoproto.data import Dataset, TextDataset
     from isoproto.data.info import DatasetInfo
 
-_WIDE = 160  # characters; names of classes and domains are not cut for a narrow screen
-_COLUMNS = 8  # names that have room side by side
-_EXCERPT = 100  # characters of a text
-# What may follow the path in the name of a data set that has one; of others, what follows the colon is no path.
+_WIDE = 160  # characters of a line, so that a narrow screen does not cut the names of classes and domains
+_COLUMNS = 8  # how many names fit side by side
+_EXCERPT = 100  # how many characters of a text are shown
+# The kinds of data sets whose names hold a path, and what may follow that path.
 _NUMBER = r"@[1-9]\d*$"
 _AFTER_PATH = {"npz": "$", "csv": _NUMBER, "jsonl": _NUMBER, "imagefolder": _NUMBER, "module": r"(?<=\.py):\w+$"}
 
@@ -29,7 +29,7 @@ app = typer.Typer()
 
 
 def from_here(data: str) -> str:
-    """Return a data set's name with its path made absolute, if that is one from where the command was typed.
+    """Make the path in a data set's name absolute, if the path exists from the folder of the command.
 
     Example:
         >>> from_here("npz:nowhere.npz"), from_here("amazon:books")
@@ -44,19 +44,20 @@ def from_here(data: str) -> str:
 def data(
     name: Annotated[
         str,
-        typer.Argument(metavar="[NAME]", help="Data set, as the setting `data` has it; all names are listed without."),
+        typer.Argument(metavar="[NAME]", help="Data set, as in the setting `data`. Without it, all names are listed."),
     ] = "",
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder with data files; by default `data` in $ISOPROTO_HOME.")
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch the set into the folder first, if it is not there.")
+        bool, typer.Option("--download", help="Download the set into the folder first, unless it is there.")
     ] = False,
     sheet: Annotated[
-        Path | None, typer.Option("--sheet", help="Where to draw samples of pictures; by default in the cache folder.")
+        Path | None,
+        typer.Option("--sheet", help="File for a sheet of sample pictures; by default in the cache folder."),
     ] = None,
 ) -> None:
-    """Show what a data set is, where it was found, its classes and some samples; status 1 if it is not there."""
+    """Show what a data set is, where it was found, its classes and some samples. The status is 1 if it is missing."""
     from rich.console import Console
 
     from isoproto.data import TextDataset, describe, load_dataset
@@ -129,7 +130,7 @@ def _notes_unlogged() -> Iterator[None]:
 
 
 def _names() -> "Table":
-    """Return a table of all names."""
+    """Return a table of the names of all data sets."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -145,7 +146,8 @@ def _names() -> "Table":
 def _counts(dataset: "Dataset") -> "Table":
     """Return a table of training and test samples: a row for each class and two columns for each domain.
 
-    With many domains and few classes it is the other way round; with many of both, domains are added up.
+    With many domains and few classes, rows are domains and columns are classes. With many of both, all domains are
+    added up in one column.
     """
     import numpy as np
     from rich import box

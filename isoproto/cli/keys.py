@@ -1,4 +1,4 @@
-"""The commands of a deployment: ``isoproto keys``, ``isoproto connect`` and ``isoproto health``."""
+"""The commands for a deployment: ``isoproto keys``, ``isoproto connect`` and ``isoproto health``."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SOON_DAYS = 30
 
 app = typer.Typer()
-keys_app = typer.Typer(help="Keys of a deployment: make, enrol, revoke, look.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make, enrol, revoke and show the keys of a deployment.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
 KeysDirOption = Annotated[
@@ -25,20 +25,22 @@ KeysDirOption = Annotated[
 ]
 HostOption = Annotated[
     list[str] | None,
-    typer.Option("--host", help="Name or address by which nodes call the SuperLink; may be repeated."),
+    typer.Option("--host", help="Name or address by which nodes call the SuperLink. May be repeated."),
 ]
-YearsOption = Annotated[int, typer.Option(min=1, max=100, help="How long the SuperLink's certificate is good.")]
+YearsOption = Annotated[int, typer.Option(min=1, max=100, help="How many years the SuperLink's certificate is valid.")]
 
 
 @keys_app.command()
 def init(
-    nodes: Annotated[int, typer.Option(min=0, help="Make keys of nodes node-0, node-1, ….")] = 0,
+    nodes: Annotated[int, typer.Option(min=0, help="Make keys for so many nodes, called node-0, node-1, ….")] = 0,
     host: HostOption = None,
     years: YearsOption = 2,
-    ca_years: Annotated[int, typer.Option(min=1, max=100, help="How long the authority's certificate is good.")] = 10,
+    ca_years: Annotated[
+        int, typer.Option(min=1, max=100, help="How many years the authority's certificate is valid.")
+    ] = 10,
     keys_dir: KeysDirOption = None,
 ) -> None:
-    """Make an authority, a certificate for the SuperLink, and a key for each node; replaces nothing."""
+    """Make an authority, a certificate for the SuperLink, and a key for each node. No file is replaced."""
     from isoproto.deploy import keys
 
     folder = _folder(keys_dir)
@@ -52,7 +54,7 @@ def add(
     nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Names of the new nodes.")],
     keys_dir: KeysDirOption = None,
 ) -> None:
-    """Make keys for further nodes; enrol them afterwards."""
+    """Make keys for further nodes. Enrol them afterwards."""
     from isoproto.deploy import keys
 
     for name in nodes:
@@ -61,7 +63,7 @@ def add(
 
 @keys_app.command()
 def renew(host: HostOption = None, years: YearsOption = 2, keys_dir: KeysDirOption = None) -> None:
-    """Sign the SuperLink's certificate anew, for the hosts it has and more; then restart the SuperLink."""
+    """Renew the SuperLink's certificate, for the same hosts and further ones. Restart the SuperLink afterwards."""
     from isoproto.deploy import keys
 
     keys.renew_server_certificate(_folder(keys_dir), hosts=host or [], years=years)
@@ -70,7 +72,7 @@ def renew(host: HostOption = None, years: YearsOption = 2, keys_dir: KeysDirOpti
 
 @keys_app.command()
 def show(keys_dir: KeysDirOption = None) -> None:
-    """Show what is there, whom it is for, and when it ends; status 1 if something has ended or lies open."""
+    """Show the keys, whom they are for, and when they end. The status is 1 if one has ended or is open to others."""
     if not _show(_folder(keys_dir)):
         raise typer.Exit(1)
 
@@ -78,12 +80,14 @@ def show(keys_dir: KeysDirOption = None) -> None:
 @keys_app.command()
 def enrol(
     nodes: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE...]", help="All that have a key, if none.")
+        list[str] | None, typer.Argument(metavar="[NODE...]", help="By default all nodes that have a key.")
     ] = None,
-    connection: Annotated[str, typer.Option(help="The SuperLink's entry in Flower's config.toml.")] = "isoproto",
+    connection: Annotated[
+        str, typer.Option(help="Name of the SuperLink's entry in Flower's config.toml.")
+    ] = "isoproto",
     keys_dir: KeysDirOption = None,
 ) -> None:
-    """Have the SuperLink accept nodes' keys; may be called again at any time."""
+    """Make the SuperLink accept the keys of nodes. It is safe to call this again."""
     from isoproto.deploy import enrolment, keys
 
     folder = _folder(keys_dir)
@@ -95,10 +99,10 @@ def enrol(
 
 @keys_app.command()
 def revoke(
-    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Nodes to shut out.")],
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="The nodes to revoke.")],
     keys_dir: KeysDirOption = None,
 ) -> None:
-    """Have the SuperLink refuse nodes' keys from now on, and remove them here."""
+    """Make the SuperLink refuse the keys of nodes from now on, and delete these keys here."""
     from isoproto.deploy import enrolment
 
     _report(enrolment.revoke(_folder(keys_dir), name) for name in nodes)
@@ -106,16 +110,16 @@ def revoke(
 
 @app.command()
 def connect(
-    name: Annotated[str, typer.Argument(help="The entry's name: `flwr run . NAME`.")] = "isoproto",
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the SuperLink is.")] = "127.0.0.1:8000",
+    name: Annotated[str, typer.Argument(help="Name of the entry, as in `flwr run . NAME`.")] = "isoproto",
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = "127.0.0.1:8000",
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Certificate of the authority; by default ca.pem of the folder of keys.")
+        Path | None, typer.Option(help="Certificate of the authority; by default ca.pem in the folder of keys.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Change an entry that says otherwise.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Use no TLS.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Change an existing entry that differs.")] = False,
     keys_dir: KeysDirOption = None,
 ) -> None:
-    """Write the SuperLink's entry into Flower's config.toml; the rest of that file stays as it is."""
+    """Write the SuperLink's entry into Flower's config.toml. The rest of that file stays as it is."""
     from isoproto.deploy.connection import check_address, write_connection
     from isoproto.deploy.keys import check_certificate
 
@@ -135,12 +139,13 @@ def connect(
 def health(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, as in --health-server-address.")],
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Certificate of the authority, if the server has TLS; Flower's has none.")
+        Path | None,
+        typer.Option(help="Certificate of the authority, if the server has TLS. Flower's health servers have none."),
     ] = None,
-    service: Annotated[str, typer.Option(help="One of the server's services; empty for all of it.")] = "",
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait.")] = 5.0,
+    service: Annotated[str, typer.Option(help="Name of one service; by default the server as a whole.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 5.0,
 ) -> None:
-    """Ask a SuperLink or SuperNode whether it serves: status 0 if so, 1 if not, 2 if nobody answers."""
+    """Ask a SuperLink or SuperNode whether it works. The status is 0 if yes, 1 if no, 2 if nobody answers."""
     from isoproto.deploy.connection import check_address
     from isoproto.deploy.health import check
     from isoproto.deploy.keys import check_certificate
@@ -157,7 +162,7 @@ def _folder(keys_dir: Path | None) -> Path:
 
 
 def _flower_config() -> tuple[Path, str]:
-    """Return where Flower looks for its config.toml, and what it would write there by itself."""
+    """Return the path of Flower's config.toml, and the text that Flower writes into a new one."""
     from flwr.cli.constant import DEFAULT_FLOWER_CONFIG_TOML, FLOWER_CONFIG_FILE
     from flwr.supercore.utils import get_flwr_home
 
@@ -165,7 +170,7 @@ def _flower_config() -> tuple[Path, str]:
 
 
 def _report(outcomes: "Iterable[Outcome]") -> None:
-    """Say what became of each node, as it happens; status 1 if one failed."""
+    """Print the result for each node as soon as it is known. The status is 1 if one failed."""
     failed = False
     for outcome in outcomes:
         typer.echo(f"{outcome.node}: {outcome.text}", err=not outcome.done)
@@ -175,7 +180,7 @@ def _report(outcomes: "Iterable[Outcome]") -> None:
 
 
 def _show(folder: Path) -> bool:
-    """Print what is in a folder, and return whether all of it can be used."""
+    """Print what is in a folder of keys, and return whether all of it is valid and closed to others."""
     from isoproto.deploy.enrolment import enrolled_as
     from isoproto.deploy.keys import describe, open_folders
 

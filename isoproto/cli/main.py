@@ -1,4 +1,4 @@
-"""The ``isoproto`` command: the one module that stands above all layers."""
+"""The ``isoproto`` command. It may import every other layer of the project."""
 
 import json
 import logging
@@ -33,19 +33,28 @@ app.add_typer(cli_node.app)
 
 RunConfigOption = Annotated[
     list[str] | None,
-    typer.Option("-c", "--run-config", help="Settings: \"key=value key='text'\", or a TOML file; may be repeated."),
+    typer.Option("-c", "--run-config", help="Settings: \"key=value key='text'\", or a TOML file. May be repeated."),
 ]
 ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="Number of simulated clients.")]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", help="in-process: here, one client after the other; flower: flwr run with Ray."),
+    typer.Option(
+        "--engine", help="in-process: in this process, one client after the other. flower: by flwr run, with Ray."
+    ),
 ]
-CpusOption = Annotated[int, typer.Option("--cpus-per-client", min=1, help="CPUs Ray reserves per worker (flower).")]
+CpusOption = Annotated[
+    int, typer.Option("--cpus-per-client", min=1, help="CPUs that Ray reserves for each worker (engine flower).")
+]
 GpusOption = Annotated[
-    float, typer.Option("--gpus-per-client", min=0.0, help="GPUs likewise; 0.25: four workers share one (flower).")
+    float,
+    typer.Option(
+        "--gpus-per-client",
+        min=0.0,
+        help="GPUs that Ray reserves for each worker; with 0.25, four workers share one (engine flower).",
+    ),
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output-dir", help="Folder of run folders.", envvar="ISOPROTO_OUTPUT_DIR")
+    Path | None, typer.Option("--output-dir", help="Folder that holds the run folders.", envvar="ISOPROTO_OUTPUT_DIR")
 ]
 
 
@@ -66,19 +75,23 @@ def run(
 @app.command()
 def resume(
     run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
-    clients: Annotated[int | None, typer.Option("--clients", min=1, help="As many as the run had, by default.")] = None,
+    clients: Annotated[
+        int | None,
+        typer.Option("--clients", min=1, help="Number of simulated clients; by default as many as the run had."),
+    ] = None,
     engine: EngineOption = "in-process",
     cpus_per_client: CpusOption = 1,
     gpus_per_client: GpusOption = 0.0,
     output_dir: OutputOption = None,
     connection: Annotated[
-        str, typer.Option(metavar="NAME", help="Go on at the SuperLink of this entry of Flower's config.toml.")
+        str,
+        typer.Option(metavar="NAME", help="Continue at a SuperLink: the name of its entry in Flower's config.toml."),
     ] = "",
 ) -> None:
-    """Go on with an interrupted run, bit for bit as if it had not been."""
+    """Continue an interrupted run. The result is the same, to the last bit, as without the interruption."""
     from isoproto.runs.run_folder import find_run
 
-    if connection:  # the run's folder is on the server's host, which looks for it
+    if connection:  # the run's folder is on the host of the server, which finds it by name
         from isoproto.deploy.deployment import run_at
 
         run_at(connection, {"resume": run_name})
@@ -90,7 +103,7 @@ def resume(
 
 @app.command()
 def runs(output_dir: OutputOption = None) -> None:
-    """List runs, newest first."""
+    """List all runs, newest first."""
     from isoproto.report import list_runs, runs_table
 
     Console().print(runs_table(list_runs(paths.output_dir(str(output_dir or "")))))
@@ -101,7 +114,7 @@ def report(
     run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
     output_dir: OutputOption = None,
 ) -> None:
-    """Show a run's figures and write its report anew, also while it is still running."""
+    """Show the figures of a run and write its report again. The run may still be in progress."""
     from isoproto.report import read_run, summary_table, write_report
     from isoproto.runs.run_folder import find_run
 
@@ -112,15 +125,15 @@ def report(
 
 @app.command("models")
 def list_models(
-    size: Annotated[int, typer.Option(min=16, help="Rows and columns of a picture.")] = 32,  # cnn4 takes no fewer
-    channels: Annotated[int, typer.Option(min=1, help="Its channels.")] = 3,
+    size: Annotated[int, typer.Option(min=16, help="Rows and columns of a picture.")] = 32,  # cnn4 needs 16
+    channels: Annotated[int, typer.Option(min=1, help="Channels of a picture.")] = 3,
     words: Annotated[int, typer.Option(min=2, help="Vocabulary of texts.")] = 30_000,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 200,
-    feature_dim: Annotated[int, typer.Option(min=1, help="Feature width all models are pooled to.")] = 512,
+    length: Annotated[int, typer.Option(min=1, help="Number of tokens of a text.")] = 200,
+    feature_dim: Annotated[int, typer.Option(min=1, help="Feature width that all models are pooled to.")] = 512,
     classes: Annotated[int, typer.Option(min=1, help="Outputs of the head.")] = 10,
     family: Annotated[str, typer.Option(metavar="NAME", help="Only the models of this family.")] = "",
 ) -> None:
-    """List the models and what each costs, and the families that they are dealt out in."""
+    """List the models with their costs, and the families in which clients receive them."""
     from models import FAMILIES, MODELS, TEXT_MODELS, ModelSpec, TextSpec, architectures
     from models.cost import cost
 
@@ -139,7 +152,7 @@ def list_models(
 
 
 def main() -> None:
-    """Run the command line; errors raised on purpose end it with their text and status 1."""
+    """Run the command line. An error of this project is printed as text, and the status is 1."""
     try:
         app()
     except IsoprotoError as err:
@@ -148,10 +161,10 @@ def main() -> None:
 
 
 def _clients(folder: Path) -> int:
-    """Return how many clients a run dealt its data to; some of them may not have taken part.
+    """Return among how many clients a run divided its data. Some of them may not have taken part.
 
     Raises:
-        ConfigError: If it stopped before it had written that down.
+        ConfigError: If the run stopped before it had written that number.
     """
     try:
         return int(json.loads((folder / "partition.json").read_text("utf8"))["partitions"])
@@ -162,7 +175,7 @@ def _clients(folder: Path) -> int:
 def _start(
     values: dict[str, Scalar], clients: int, engine: str, workers: dict[str, Any], output_dir: Path | None
 ) -> None:
-    """Fill in this caller's folders (a Flower process has its own environment) and run."""
+    """Start a run. Folders are filled in here, because a process of Flower may have another environment."""
     values.setdefault("output-dir", str((output_dir or paths.output_dir()).absolute()))
     values.setdefault("state-dir", str(paths.state_dir().absolute()))
     values.setdefault("data-dir", str((paths.home() / "data").absolute()))
@@ -175,7 +188,9 @@ def _start(
         from isoproto.engines.flower import run_under_flower
         from strategies.names import unknown_names
 
-        RunConfig.from_mapping(values, check=unknown_names)  # Flower would start first, and name no unknown key
+        RunConfig.from_mapping(
+            values, check=unknown_names
+        )  # checked now: Flower would start first, and would not name an unknown key
         run_under_flower(values, clients=clients, **workers)
     elif engine == "in-process":
         from client_app.app import make_app

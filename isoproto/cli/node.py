@@ -1,4 +1,4 @@
-"""The commands of a device and of whoever watches it: ``isoproto node``, ``isoproto doctor``, ``isoproto status``."""
+"""The commands for a device and for watching a run: ``isoproto node``, ``isoproto doctor``, ``isoproto status``."""
 
 import json
 import time
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="The node's configuration, a TOML file.")]
+ConfigOption = Annotated[Path, typer.Option("--config", help="The TOML file with the node's configuration.")]
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "failed": "FAILED ", "skipped": "skipped"}
 
 
 @app.command()
 def node(config: ConfigOption = Path("node.toml")) -> None:
-    """Join a federation with this device's own data and model, until stopped."""
+    """Join a federation with the data and the model of this device, until stopped."""
     from isoproto.deploy.launch import start
     from isoproto.deploy.node import NodeConfig
 
@@ -52,9 +52,9 @@ def supernode(context: typer.Context) -> None:
 def doctor(
     config: ConfigOption = Path("node.toml"),
     feature_dim: Annotated[int, typer.Option(min=1, help="Feature width of the federation.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check all that this device needs to join, and say what to do; status 1 if something must be done."""
+    """Check what this device needs to join, and say what to do. The status is 1 if it cannot join yet."""
     from client_app.doctor import examine
     from isoproto.deploy.node import NodeConfig
 
@@ -91,26 +91,31 @@ def asked_by_strategies() -> dict[str, frozenset[str]]:
 def status(
     run_name: Annotated[
         str,
-        typer.Argument(metavar="[RUN]", help="Run folder, its name, or the end of its name; by default the newest."),
+        typer.Argument(
+            metavar="[RUN]", help="Run folder, its name, or the end of its name; by default the newest run."
+        ),
     ] = "",
     connection: Annotated[
-        str, typer.Option(help="The SuperLink's entry in Flower's config.toml, to ask which nodes are online.")
+        str, typer.Option(help="Name of the SuperLink's entry in Flower's config.toml, to ask which nodes are online.")
     ] = "",
-    watch: Annotated[float, typer.Option(min=0, help="Show it anew every so many seconds, until the run ends.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, one line each time.")] = False,
+    watch: Annotated[
+        float, typer.Option(min=0, help="Show the state again every so many seconds, until the run ends.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line each time.")] = False,
     keys_dir: KeysDirOption = None,
     output_dir: Annotated[
-        Path | None, typer.Option("--output-dir", help="Folder of run folders.", envvar="ISOPROTO_OUTPUT_DIR")
+        Path | None,
+        typer.Option("--output-dir", help="Folder that holds the run folders.", envvar="ISOPROTO_OUTPUT_DIR"),
     ] = None,
 ) -> None:
-    """Show what a run is doing: its nodes, their models, when each was last heard of, round, failures."""
+    """Show the state of a run: its round, its clients and their models, when each last answered, failures."""
     from isoproto.deploy.status import newest_run, run_status
     from isoproto.runs.run_folder import find_run
 
     folder = paths.output_dir(str(output_dir or ""))
     found = find_run(folder, run_name) if run_name else newest_run(folder)
     while True:
-        nodes, known, trouble = _asked(found, connection, keys_dir)
+        nodes, known, trouble = _ask_superlink(found, connection, keys_dir)
         now = run_status(found, nodes, known)
         if as_json:
             typer.echo(now.to_json())
@@ -123,10 +128,10 @@ def status(
         time.sleep(watch)
 
 
-def _asked(
+def _ask_superlink(
     folder: Path, connection: str, keys_dir: Path | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None, str]:
-    """Return what the SuperLink says of its nodes and of a run, and why it does not say more."""
+    """Ask the SuperLink about its nodes and about a run. The third value says what it did not answer, and why."""
     nodes: list[dict[str, Any]] = []
     known, trouble = None, ""
     if not connection:
@@ -145,6 +150,7 @@ def _asked(
 
 
 def _show(status: "RunStatus", trouble: str) -> None:
+    """Print the state of a run, and what the SuperLink did not answer."""
     from rich.console import Console
     from rich.markup import escape
 

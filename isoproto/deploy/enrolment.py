@@ -1,8 +1,8 @@
 """Enrolling and revoking the keys of nodes at a SuperLink, through Flower's commands.
 
 A SuperLink that has refused a key never accepts it again. ``flwr supernode list`` does not print keys, so the SuperLink
-is asked each time which keys it knows and which node each belongs to. The file ``nodes/NAME.json`` in the folder of keys
-records where a key was enrolled. It has one line for each SuperLink, because revoking must reach all of them.
+is asked each time which keys it knows and to which nodes they belong. The file ``nodes/NAME.json`` in the folder of
+keys records where a key was enrolled. It has one line for each SuperLink, because revoking must reach all of them.
 """
 
 import contextlib
@@ -135,9 +135,8 @@ def enrol(
     for name, path in public.items():
         found, text = known.get(keys.public_pem(path)), "was enrolled already, as"
         if found is None or not found.accepted:
-            _note(
-                folder, name, connection, ""
-            )  # written first, so that the record exists even if this process is killed
+            # Written first, so that the record exists even if this process is killed.
+            _note(folder, name, connection, "")
         if found is None:
             try:
                 answer = ask(["supernode", "register", str(path), connection, "--name", name])
@@ -208,7 +207,7 @@ def enrolled_as(folder: Path, name: str) -> str:
 
 
 def enrolled_names(folder: Path, connection: str) -> dict[str, str]:
-    """Return the names of the nodes that were enrolled at a SuperLink; the keys of the result are the nodes' numbers."""
+    """Return the names of the nodes that were enrolled at a SuperLink, by the numbers that it gave them."""
     numbers = {name: _read(folder, name).get(connection) for name in keys.node_names(folder)}
     return {number: name for name, number in numbers.items() if number}
 

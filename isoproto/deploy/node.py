@@ -17,7 +17,6 @@ from isoproto.errors import ConfigError
 from isoproto.own_code import absolute, is_own
 from isoproto.settings.rules import number, one_of
 
-MAY_SEND = ("gradients", "head", "base")
 _MIB = 2**20
 
 
@@ -48,7 +47,7 @@ class NodeConfig:
         threads: How many CPU threads each process of the node uses.
         memory_mb: MiB of memory for data that each process of the node may use; 0: no limit.
         state_dir: Folder in which the device keeps its models and Flower's files.
-        min_class_samples: The device sends nothing about a class with fewer samples than this. The run may ask for more.
+        min_class_samples: The device sends nothing about a class with fewer samples. The run may ask for more.
         may_send: What may leave the device besides class means, counts and accuracies: ``gradients``, and the weights
             ``head`` and ``base``.
         runtime_port: Local port between the SuperNode and the processes that it starts. Nodes on one machine need
@@ -143,8 +142,16 @@ class NodeConfig:
             class_names(self.classes)
         except ConfigError as err:
             yield str(err)
-        if unknown := [word for word in self.sends if word not in MAY_SEND]:
-            yield f"`may-send` must be of {', '.join(map(repr, MAY_SEND))}, got {unknown}"
+        yield from self._consent_problems()
+
+    def _consent_problems(self) -> Iterator[str]:
+        """Yield the words in `may-send` that no part of a method asks for."""
+        if not self.sends:
+            return
+        from isoproto.parts import CONSENT  # imports torch, which a node without such words need not wait for
+
+        if unknown := [word for word in self.sends if word not in CONSENT]:
+            yield f"`may-send` must be of {', '.join(map(repr, CONSENT))}, got {unknown}"
 
     def _connection_problems(self) -> Iterator[str]:
         """Yield what is wrong with the address, the certificate and the keys."""

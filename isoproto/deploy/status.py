@@ -26,7 +26,7 @@ class ClientStatus:
         model: Architecture of its model; empty for a node that was refused.
         node: The node that answers for the client: the name under which it was enrolled, or its number. Empty if the
             SuperLink was not asked, or does not know the node.
-        online: Whether the SuperLink receives the node's heartbeat. None if it was not asked, or does not know the node.
+        online: Whether the SuperLink receives the node's heartbeat. None if ``node`` is empty.
         last_round: The last round in which the client answered; None if it has not answered yet.
         accuracy: Accuracy of the client's model after that round.
         failures: How often the client failed.
@@ -49,8 +49,8 @@ class RunStatus:
 
     Attributes:
         run: Name of its folder.
-        state: ``waiting`` for nodes, ``running``, ``completed``, ``failed`` or ``silent``. Silent means that nothing was
-            written for so long that the run must have died, and that no SuperLink says otherwise.
+        state: ``waiting`` for nodes, ``running``, ``completed``, ``failed`` or ``silent``. Silent means that
+            nothing was written for so long that the run must have died, and that no SuperLink says otherwise.
         round: The last complete round; 0 before the first.
         rounds: How many rounds the run will have.
         silent_s: Seconds since the folder last changed.
@@ -148,9 +148,8 @@ def _hosts(folder: Path) -> dict[str, str]:
 
 def _clients(run: Run, nodes: Sequence[Mapping[str, Any]], hosts: Mapping[str, str]) -> list[ClientStatus]:
     found = {share.client: ClientStatus(share.client, share.model) for share in run.clients}
-    names = {
-        f"node {number}": client for client, number in hosts.items()
-    }  # to find the client of a node that was refused before
+    # The failures of a node that was refused at first stand under its number.
+    names = {f"node {number}": client for client, number in hosts.items()}
     for line in run.metrics:
         if line["kind"] == "client":
             one = found.setdefault(line["client"], ClientStatus(line["client"]))

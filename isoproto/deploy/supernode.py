@@ -13,7 +13,7 @@ from flwr.supernode.cli import flower_supernode
 
 
 def main() -> None:
-    """Run the SuperNode with this process's arguments. When it returns, end with status 1, even if threads still run."""
+    """Run the SuperNode with this process's arguments. When it returns, exit with status 1, even if threads run."""
     try:
         flower_supernode()  # SystemExit passes: the SuperNode was stopped, or refused its arguments
     except Exception:

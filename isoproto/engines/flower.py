@@ -1,8 +1,8 @@
-"""Running the app under Flower and Ray from one command: its own SuperLink, and a status that tells the truth.
+"""Running the app under Flower and Ray with one command, whose exit status says whether the run completed.
 
-``flwr run`` leaves its SuperLink running and exits with 0 even when the run failed. Here a SuperLink is started
-for one run, in an empty folder (started from a checkout, Ray's workers would import the working tree, not the
-bundle), with its own Flower home and port, and ended with the run, however that ends.
+``flwr run`` leaves its SuperLink running, and exits with 0 even if the run failed. Here a SuperLink is started for one
+run, with its own Flower home and port, and it always ends with the run. It starts in an empty folder: in a checkout,
+Ray's workers would import the working tree and not the bundle.
 
 With RAY_ADDRESS in the environment, clients are simulated on that cluster of machines, see docs/scale.md.
 """
@@ -34,18 +34,18 @@ _log = logging.getLogger("isoproto")
 
 _Start = Callable[..., "subprocess.Popen[bytes]"]
 _START_LIMIT_S, _ANSWER_LIMIT_S = 120, 5
-# Enough that every worker is asked by one of them, and says who it is, before the first round.
+# So many nodes that every worker is asked by at least one of them, and reports its clients, before the first round.
 _NODES_PER_CORE = 4
 _SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's notes on its own internals; nothing of ours hides behind them.
+    # These silence notes of Ray about its internals. No message of this project is lost.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "1",
 }
-_CLUSTER = "RAY_ADDRESS"  # how Ray is told of a cluster to join
-# Ray keeps sockets below the folder of a run: 85 characters more, where macOS allows 103 in a socket's path.
+_CLUSTER = "RAY_ADDRESS"  # the environment variable that names a cluster to Ray
+# Ray adds 85 characters for its sockets to the folder of a run, and macOS allows 103 for the path of a socket.
 _LONGEST_TMP = 16
 
 
@@ -75,13 +75,13 @@ def run_under_flower(
     """Run the app with ``flwr run`` and its log on standard output.
 
     Args:
-        run_config: Overrides of the run configuration.
-        clients: Number of clients. A few nodes stand for them: Flower looks after each node ten times a second, which
-            with 200 of them takes an eighth of a core from the training.
-        cpus_per_client: CPUs that Ray reserves for a worker; cores / cpus_per_client workers run at once.
-        gpus_per_client: GPUs that Ray reserves for a worker besides, if any: with 0.25 four workers share one, and a
-            worker sees no other. With 0 Ray reserves none, and all workers see all GPUs.
-        install_dependencies: Let Flower install the app's dependencies into an environment of the run.
+        run_config: Settings of the run that differ from their defaults.
+        clients: Number of clients. A few nodes answer for all of them, because Flower checks each node ten times a
+            second: 200 nodes would take an eighth of a core from the training.
+        cpus_per_client: CPUs that Ray reserves for a worker, so that cores / cpus_per_client workers run at once.
+        gpus_per_client: GPUs that Ray reserves for a worker. With 0.25, four workers share one GPU and see no other.
+            With 0, Ray reserves none, and all workers see all GPUs.
+        install_dependencies: Whether Flower installs the app's dependencies into an environment of the run.
 
     Raises:
         FederationError: If the run did not complete.
@@ -107,7 +107,7 @@ def run_under_flower(
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Make an empty folder for the block; on a cluster, one that all machines see: the app's code will be in it."""
+    """Make an empty folder that is deleted afterwards. On a cluster all machines must see it, for the app's code."""
     if _CLUSTER in os.environ:
         parent = paths.home() / "flower"
         parent.mkdir(parents=True, exist_ok=True)
@@ -120,10 +120,10 @@ def _scratch() -> Iterator[Path]:
 
 
 def _cluster_cores() -> int:
-    """Return how many CPUs the Ray cluster of RAY_ADDRESS has; 0 without one.
+    """Return how many CPUs the Ray cluster of RAY_ADDRESS has; 0 if the variable is not set.
 
     Raises:
-        FederationError: If none answers there.
+        FederationError: If no cluster answers at that address.
     """
     if not (address := os.environ.get(_CLUSTER)):
         return 0
@@ -144,7 +144,7 @@ def _cluster_cores() -> int:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return the environment of all Flower processes of a run that has ``home`` to itself."""
+    """Return the environment of all Flower processes of a run, whose folder is ``home``."""
     return {
         **os.environ,
         **_SETTINGS,
@@ -152,7 +152,7 @@ def _environment(home: Path) -> dict[str, str]:
         "RAY_TMPDIR": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(_free_port()),
         "FLWR_LOCAL_CONTROL_API_PORT": str(_free_port()),
-        # Commands beside this interpreter come first, also where its environment is not activated.
+        # First this interpreter's folder, so that its commands are found even if its environment is not activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 
@@ -161,9 +161,9 @@ def _environment(home: Path) -> dict[str, str]:
 def _process_group(**options: Any) -> Iterator[_Start]:  # noqa: ANN401 - what Popen takes
     """Yield a function that starts a process in a group, and kill the group when the block, or this process, ends.
 
-    All that a member starts, down to Ray's workers, belongs to the group. Its first member waits for the end of
-    a pipe from here, which comes even when this process is killed. Nothing is lost by killing: the folders of a
-    run are made for it.
+    Everything that a member starts, down to Ray's workers, belongs to the group. The first member reads from a pipe
+    that closes even when this process is killed, and then kills the group. Killing loses nothing, since the folders of
+    a run exist for that run alone.
     """
     guard = subprocess.Popen(["/bin/sh", "-c", "read _; kill -s KILL 0"], stdin=subprocess.PIPE, process_group=0)
     members = [guard]
@@ -186,7 +186,7 @@ def _process_group(**options: Any) -> Iterator[_Start]:  # noqa: ANN401 - what P
 def _start_superlink(start: _Start, environment: Mapping[str, str], *, install_dependencies: bool) -> None:
     """Start a SuperLink for simulations and the SuperExec that starts its runs, and wait until it answers.
 
-    Two commands, since the SuperExec that a SuperLink starts by itself leaves the process group.
+    These are two commands, because a SuperExec that the SuperLink starts by itself leaves the process group.
     """
     port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
     log = Path(environment["FLWR_HOME"]) / "superlink.log"
@@ -209,7 +209,7 @@ def _start_superlink(start: _Start, environment: Mapping[str, str], *, install_d
 
 @contextlib.contextmanager
 def _leaving_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, through every ``finally``, with the status a shell expects."""
+    """Make SIGTERM end this process as Ctrl-C does: every ``finally`` runs, and the status is the one shells expect."""
 
     def leave(number: int, _: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
@@ -225,7 +225,7 @@ def _leaving_on_sigterm() -> Iterator[None]:
 
 
 def _last_run(environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """Return status and details of the only run that the SuperLink knows."""
+    """Return the status and its details of the only run that the SuperLink knows."""
     listed = subprocess.run(  # noqa: S603
         [tool("flwr"), "ls", "--format", "json"],
         env=environment,
@@ -242,9 +242,9 @@ def _last_run(environment: Mapping[str, str], folder: Path) -> tuple[str, str]:
 
 
 def tool(name: str) -> str:
-    """Return the path of a command that is installed beside this interpreter, or on the path."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    """Return the path of a command from the folder of this interpreter, else from the search path."""
+    near = Path(sys.executable).parent / name
+    found = str(near) if near.exists() else shutil.which(name)
     if not found:
         raise FederationError(f"`{name}` is not installed; pip install 'flwr[simulation]'")
     return found

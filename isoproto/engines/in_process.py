@@ -1,7 +1,7 @@
-"""The federation in one process: the real ServerApp and ClientApp, without SuperLink and Ray.
+"""A federation in one process: the real ServerApp and ClientApp, without SuperLink and Ray.
 
-Every message passes through Flower's serialisation both ways, so a run is the same as under ``flwr run``; what
-is saved is the 12 to 25 seconds that Flower and Ray take to start.
+Every message passes through Flower's serialisation in both directions, so a run has the same result as under
+``flwr run``. It saves the 12 to 25 seconds that Flower and Ray need to start.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from isoproto.config import Scalar
 from isoproto.engines.host import Host
 
-_FIRST_NODE = 10_000  # node ids are no partition ids; nothing may take one for the other
+_FIRST_NODE = 10_000  # far from the partition ids, so that code that confuses the two fails
 
 
 def in_process_host() -> Host:
@@ -29,12 +29,12 @@ def in_process_host() -> Host:
 
 
 class InProcessGrid(Grid):
-    """A grid that answers each message by calling the ClientApp, one after the other.
+    """A grid that calls the ClientApp for each message, one after the other.
 
     Args:
         client_app: The ClientApp of all nodes, ``make_app(in_process_host)``.
         clients: Number of nodes.
-        node_config: Configuration of every node besides its partition.
+        node_config: Further settings of every node, besides its partition.
     """
 
     def __init__(self, client_app: ClientApp, clients: int, node_config: Mapping[str, Scalar] | None = None) -> None:
@@ -73,7 +73,7 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Answer each message at once; the replies wait to be pulled."""
+        """Answer each message at once, and keep the replies until they are pulled."""
         ids = []
         for message in messages:
             self._sent += 1
@@ -83,15 +83,15 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to some messages, once."""
+        """Return the replies to some messages. Each reply is returned once."""
         return [self._replies.pop(i) for i in list(message_ids) if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Answer each message."""
+        """Answer each message, and return the replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def answer(self, message: Message) -> Message:
-        """Return one node's reply; a ClientApp that raises becomes an error reply, as in Flower."""
+        """Return one node's reply. If the ClientApp raises, that is an error reply, as in Flower."""
         try:
             reply = self._app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as err:

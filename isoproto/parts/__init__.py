@@ -12,11 +12,14 @@ from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
 from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
 from isoproto.parts.hyper import HyperPrototypes
+from isoproto.parts.logits import ClassLogits
 from isoproto.parts.mean import Means
 from isoproto.parts.relations import CommonFrame
 from isoproto.parts.retrain import Retrain
 from isoproto.parts.server_head import ServerHead
 from isoproto.parts.state import LastAccuracy, ServerState
+from isoproto.parts.trainable import TrainablePrototypes
+from isoproto.parts.twin import Twin
 from isoproto.parts.view import OwnMeans, View
 from isoproto.parts.weights import SharedWeights
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
 __all__ = [
+    "CONSENT",
     "PARTS",
     "PROTOTYPES",
     "TERMS",
@@ -48,11 +52,14 @@ PARTS: tuple[type[Part], ...] = (
     SharedWeights,
     Means,
     CommonFrame,
+    TrainablePrototypes,
     Alignment,
     AnchorLosses,
     HyperPrototypes,
     ServerHead,
     Retrain,
+    ClassLogits,
+    Twin,
 )
 
 PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}
@@ -60,6 +67,11 @@ PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in pa
 
 TERMS: dict[str, type[Part]] = {name: part for part in PARTS for name in part.aligns}
 """Names in the setting `alignment` that are no losses in ``LOSSES``."""
+
+CONSENT: tuple[str, ...] = tuple(
+    sorted({word for part in PARTS for word in (*part.words, *(f.may_send for f in part.up))} - {""})
+)
+"""Words that a device's owner may give in `may-send`."""
 
 # Schema 1 of the messages has these terms in every reply, whatever the method.
 _ALWAYS: tuple[type[Part], ...] = (Alignment, AnchorLosses)

@@ -178,7 +178,7 @@ class Part:
         down: Arrays that the server may send.
         up: Arrays that a client may send besides its class means.
         reports: Names of its loss terms.
-        sends_weights: Whether weights of the clients' modules travel.
+        words: Words that a device's owner allows for weights that travel; empty if none travel.
         owns: Name of the module that it keeps on each client beside the client's model; empty for none.
     """
 
@@ -188,13 +188,18 @@ class Part:
     down: ClassVar[tuple[Field, ...]] = ()
     up: ClassVar[tuple[Field, ...]] = ()
     reports: ClassVar[tuple[str, ...]] = ()
-    sends_weights: ClassVar[bool] = False
+    words: ClassVar[tuple[str, ...]] = ()
     owns: ClassVar[str] = ""
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:
         """Return the part under a run's settings, or ``None`` if the method does without it."""
         raise NotImplementedError
+
+    @classmethod
+    def conflict(cls, config: RunConfig) -> str:
+        """Return what contradicts each other in the resolved settings of this part; empty if nothing does."""
+        return ""
 
     @property
     def sends(self) -> tuple[Field, ...]:

@@ -26,7 +26,7 @@ class SharedWeights(Part):
 
     share: str
 
-    sends_weights = True
+    words = ("head", "base")
 
     @classmethod
     def of(cls, config: RunConfig) -> SharedWeights | None:

@@ -1,6 +1,6 @@
-"""Reading run folders back, and showing them: tables for the terminal, one self-contained HTML page.
+"""Reading run folders and showing them: as tables in the terminal, and as one self-contained HTML page.
 
-``docs/run-folder.md`` documents the folder. Nothing here changes a run's own files; :func:`write_report` adds
+``docs/run-folder.md`` documents the folder. Nothing here changes the files of a run; :func:`write_report` adds
 ``report.html`` and ``plots/*.svg``, which depend on the folder's contents alone.
 """
 

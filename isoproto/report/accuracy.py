@@ -15,7 +15,7 @@ PROTOTYPE = "The nearest global prototype answers, not the head."
 
 
 def cards_section(run: Run, history: History) -> str:
-    """The headline figures, each with what it means."""
+    """Return the headline figures, each with its meaning."""
     accuracy, traffic, seconds = (run.summary[part] for part in ("accuracy", "bytes", "seconds"))
     evaluated, failed = run.summary["clients"]["evaluated"], run.summary["clients"]["failed"]
     k = decile_size(max(1, evaluated))
@@ -44,7 +44,7 @@ def cards_section(run: Run, history: History) -> str:
 
 
 def _evaluated(run: Run, history: History) -> str:
-    """Which model was evaluated, on whose data, and when."""
+    """Return sentences that say which model was evaluated, on whose data, and when."""
     evaluated, total = (run.summary["clients"][key] for key in ("evaluated", "total"))
     if not evaluated:
         return "No client has been evaluated yet."
@@ -66,7 +66,7 @@ def _best(accuracy: Mapping[str, Any]) -> str:
 
 
 def groups_section(run: Run, history: History) -> str:
-    """Accuracy by architecture and by domain, as tables."""
+    """Return the tables of accuracy by architecture and by domain."""
     if not len(history.rounds):
         return ""
     domain = {share.client: share.domain for share in run.clients}
@@ -102,7 +102,7 @@ def _group_table(caption: str, heading: str, history: History, groups: Sequence[
 
 
 def protocol_section(run: Run) -> str:
-    """What the papers report besides: each evaluation, each class, rounds to an accuracy, clients that came late."""
+    """Return the tables of evaluations, of classes, of rounds that reach an accuracy, and of clients that join late."""
     evaluations = [line for line in run.metrics if line["kind"] == "evaluation"]
     if not evaluations:
         return ""

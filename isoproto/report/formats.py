@@ -1,10 +1,10 @@
-"""Figures as people read them. None is shown as a dash: nothing is known, which is not zero."""
+"""Figures as text for people. None means unknown, and is shown as a dash, not as zero."""
 
 NOTHING = "–"
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction as per cent.
+    """Return a fraction as per cent.
 
     Example:
         >>> percent(0.78349), percent(None)
@@ -14,7 +14,7 @@ def percent(fraction: float | None) -> str:
 
 
 def points(fraction: float | None) -> str:
-    """A difference or spread of accuracies in percentage points.
+    """Return a difference or spread of accuracies in percentage points.
 
     Example:
         >>> points(0.0512)
@@ -24,7 +24,7 @@ def points(fraction: float | None) -> str:
 
 
 def cosine(value: float | None) -> str:
-    """A cosine with two decimals.
+    """Return a cosine with two decimals.
 
     Example:
         >>> cosine(-0.6432), cosine(0.9), cosine(None)
@@ -34,7 +34,7 @@ def cosine(value: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in decimal units (1 kB = 1000 B), three digits.
+    """Return a number of bytes in decimal units (1 kB = 1000 B), with three digits.
 
     Example:
         >>> size(840), size(5400), size(420_000), size(999_999)
@@ -50,7 +50,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A stretch of time with about three digits.
+    """Return a length of time with about three digits.
 
     Example:
         >>> duration(0.0312), duration(3.44), duration(75), duration(7380)
@@ -67,10 +67,10 @@ def duration(seconds: float | None) -> str:
 
 
 def plain(value: object, limit: int = 300) -> str:
-    r"""Text that came from elsewhere, fit to be shown: one line, nothing invisible, not too long.
+    r"""Return text from a client so that it can be shown: on one line, without invisible characters, not too long.
 
-    Control characters would reach the terminal or break an SVG file, direction marks reorder what stands
-    around them. Markup is left alone: escaping belongs to whoever knows the output format.
+    Control characters would reach the terminal or break an SVG file, and direction marks would reorder the text around
+    them. Markup stays as it is: the caller escapes it, because only the caller knows the output format.
 
     Example:
         >>> plain("ward\x1b[2J  3\n"), plain("abcdef", limit=4)
@@ -82,7 +82,7 @@ def plain(value: object, limit: int = 300) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and what it counts.
+    """Return a number and what it counts.
 
     Example:
         >>> counted(1, "client"), counted(3, "client")

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page that needs nothing but itself."""
+"""The report of a run: one HTML page without any other files."""
 
 import shlex
 from collections import Counter
@@ -26,8 +26,8 @@ FACTS = ("data", "partition", "alpha", "rounds", "fraction", "seed")  # run-conf
 def write_report(folder: Path | str) -> Path:
     """Write ``report.html`` and ``plots/*.svg`` of a run, finished or in progress.
 
-    The page holds its style and its drawings, asks the network for nothing and runs no script. It depends on
-    the run folder alone, so writing it twice gives the same bytes.
+    The page contains its style and its drawings. It loads nothing and runs no script. It depends on the run folder
+    alone, so writing it twice gives the same bytes.
 
     Args:
         folder: The run folder.
@@ -36,7 +36,7 @@ def write_report(folder: Path | str) -> Path:
         The path of ``report.html``.
 
     Raises:
-        StateError: If the folder cannot be read, see :func:`isoproto.report.read_run`, or not be written.
+        StateError: If the folder cannot be read (see :func:`isoproto.report.read_run`), or cannot be written.
     """
     run = read_run(folder)
     history = accuracy_history(run.metrics)
@@ -107,7 +107,7 @@ def _header(run: Run) -> str:
 
 
 def _notice(run: Run) -> str:
-    """What a reader must know before the figures, if anything."""
+    """Return a note that the run is in progress or has failed; empty for a completed run."""
     summary = run.summary
     if summary["status"] == "running":
         text = (
@@ -130,7 +130,7 @@ def _figure(chart: Chart) -> str:
 
 
 def _learned(run: Run) -> str:
-    """Where the hyper-prototypes are, and whether clients wanted them there, after the last round that says so."""
+    """Return a sentence about the hyper-prototypes, from the last round that has figures of them."""
     known = [line for line in run.metrics if line["kind"] == "round" and hyper_figures(line)]
     if not known:
         return ""
@@ -162,7 +162,7 @@ def _failures(run: Run) -> str:
 
 
 def _clients(run: Run, history: History) -> str:
-    """Every client with its data and its accuracies."""
+    """Return the table of all clients, with their data and accuracies."""
     share = {share.client: share for share in run.clients}
     column = {client: index for index, client in enumerate(history.clients)}
     names = sorted(share.keys() | column.keys(), key=client_order)
@@ -204,7 +204,7 @@ def _cell(accuracy: NDArray[np.float64], row: int, column: int | None) -> str:
 
 
 def _by_prototype(run: Run) -> dict[str, float]:
-    """Each client's accuracy by the nearest global prototype, from the last evaluation."""
+    """Return each client's accuracy when the nearest global prototype predicts, from the last evaluation."""
     evaluations = [line for line in run.metrics if line["kind"] == "evaluation"]
     return {
         str(entry["client"]): entry["correct_prototype"] / entry["total"]

@@ -16,12 +16,12 @@ logger = logging.getLogger("isoproto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a list of runs needs to know of one.
+    """The part of a run folder that a list of runs shows.
 
     Attributes:
         folder: The run folder.
         config: The effective run config, flat, as in ``config.toml``.
-        summary: ``summary.json``; as long as that file is missing, the same fields worked out from
+        summary: The content of ``summary.json``. As long as that file is missing, the same fields computed from
             ``metrics.jsonl``, with the status ``running``.
     """
 
@@ -48,10 +48,10 @@ class ClientShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(RunSummary):
-    """Everything a run folder says.
+    """The whole content of a run folder.
 
     Attributes:
-        classes: Names of the classes, empty before ``partition.json`` is there.
+        classes: Names of the classes; empty as long as ``partition.json`` is missing.
         clients: The clients' parts of the data, in the file's order.
         metrics: The lines of ``metrics.jsonl``, in the file's order.
     """
@@ -62,10 +62,10 @@ class Run(RunSummary):
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read all of a run folder.
+    """Read the whole content of a run folder.
 
-    A last line of ``metrics.jsonl`` that was cut off while it was written is left out, and a missing
-    ``summary.json`` is a run in progress (or one that was killed).
+    A last line of ``metrics.jsonl`` that was cut off is left out. A run without ``summary.json`` is in progress, or was
+    killed.
 
     Raises:
         StateError: If the folder is no run folder, or one of its files cannot be understood.
@@ -87,7 +87,7 @@ def read_summary(folder: Path | str) -> RunSummary:
     """Read what a list of runs shows; ``metrics.jsonl`` only when there is no ``summary.json``.
 
     Raises:
-        StateError: As :func:`read_run`.
+        StateError: If the folder is no run folder, or one of its files cannot be understood.
     """
     folder = Path(folder)
     config = _config(folder)
@@ -98,8 +98,8 @@ def read_summary(folder: Path | str) -> RunSummary:
 def list_runs(output_dir: Path | str) -> list[RunSummary]:
     """The runs of ``output_dir``, newest first; their names start with the time.
 
-    Folders that are no runs are passed over, runs that cannot be read are logged and left out. A folder that
-    does not exist yet holds no runs.
+    Other folders are ignored. Runs that cannot be read are logged and left out. A folder that does not exist holds no
+    runs.
     """
     runs = []
     for config in sorted(Path(output_dir).glob("*/config.toml"), reverse=True):
@@ -111,7 +111,7 @@ def list_runs(output_dir: Path | str) -> list[RunSummary]:
 
 
 def hyper_figures(line: Line) -> Line:
-    """What a round says of hyper-prototypes, empty in runs without them."""
+    """Return the figures of hyper-prototypes in a line; empty in runs without them."""
     return line.get("hyper") or {}
 
 
@@ -180,7 +180,7 @@ def _partition(path: Path) -> tuple[tuple[str, ...], tuple[ClientShare, ...]]:
 
 
 def _summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """``summary.json`` if it is there; fields that its writer left out are filled in as nothing known."""
+    """Return the content of ``summary.json``, None if it is missing. Missing fields are filled in as unknown."""
     path = folder / "summary.json"
     if not path.exists():
         return None
@@ -190,7 +190,7 @@ def _summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _running(config: Mapping[str, Any], metrics: tuple[Line, ...]) -> dict[str, Any]:
-    """The fields of ``summary.json`` that a run in progress already has."""
+    """Return the fields of ``summary.json`` for a run in progress."""
     return {
         "strategy": config.get("strategy", ""),
         "settings": config,

@@ -1,4 +1,4 @@
-"""Runs in the terminal."""
+"""Tables of runs for the terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,14 +16,14 @@ SHOWN_FAILURES = 5
 
 
 def summary_table(run: RunSummary) -> Table:
-    """The figures of one run, each with what it means; printed at the end of a run.
+    """Return a table of one run's figures, each with its meaning. It is printed at the end of a run.
 
     Args:
         run: A run or the summary of one, finished or in progress.
 
     Returns:
-        A table for ``rich.console.Console.print``. Names and reasons that clients sent are shown as plain
-        text, whatever they hold.
+        A table for ``rich.console.Console.print``. Names and reasons from clients are shown as plain text, even if they
+        hold markup.
     """
     summary = run.summary
     accuracy, traffic, seconds, clients = (summary[part] for part in ("accuracy", "bytes", "seconds", "clients"))
@@ -58,7 +58,7 @@ def summary_table(run: RunSummary) -> Table:
 
 
 def runs_table(runs: Iterable[RunSummary]) -> Table:
-    """One line for each run, in the order given; 80 columns show every figure."""
+    """Return a table with one line for each run, in the given order. It fits into 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", overflow="fold")
     table.add_column("status", no_wrap=True)

@@ -1,7 +1,7 @@
 """The frame and the style sheet of the report page.
 
-They stand in a module because a Flower bundle carries no HTML files. The page loads nothing: its content
-security policy forbids scripts and every request, whatever a client called itself.
+They are a Python module because a Flower bundle carries no HTML files. The page loads nothing. Its content security
+policy forbids scripts and requests, even if a client's name smuggles in markup.
 """
 
 from string import Template
@@ -152,7 +152,7 @@ a { color: var(--accent); }
 
 
 def page(*, title: str, header: str, main: str) -> str:
-    """The whole page; every argument is HTML already."""
+    """Return the whole page. The arguments are inserted as HTML, so they must be escaped already."""
     light, dark = (" ".join(f"--{name}: {colours[scheme]};" for name, colours in PALETTE.items()) for scheme in (0, 1))
     style = STYLE.substitute(light=light, dark=dark)
     return PAGE.substitute(policy=POLICY, title=title, style=style, header=header, main=main)

@@ -1,4 +1,4 @@
-"""Server checkpoints: one file a round, tensors and JSON together, so that one rename is the whole commit."""
+"""Checkpoints of the server. A round is one file with tensors and JSON, so that one rename commits all of it."""
 
 import json
 import logging
@@ -15,16 +15,16 @@ from isoproto.paths import drop_leftovers, write_atomically
 _log = logging.getLogger("isoproto")
 
 FORMAT = 1
-_KEPT = 2  # the newest and, should its file be damaged, the one before
+_KEPT = 2  # the newest checkpoint, and the one before it in case the newest is damaged
 
 
 class Checkpoint(NamedTuple):
-    """State of a run after a round.
+    """The server's state after a round.
 
     Attributes:
-        server_round: The round that is over; 0 before any.
-        tensors: Tensors by name.
-        values: Everything else, as JSON can hold it.
+        server_round: The round that was completed; 0 before the first.
+        tensors: The tensors of the state by name.
+        values: The rest of the state, in types that JSON can hold.
     """
 
     server_round: int
@@ -33,10 +33,10 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into ``folder`` and drop the ones no longer needed.
+    """Write a checkpoint into ``folder``, and delete those that are no longer needed.
 
     Raises:
-        StateError: If it cannot be written; the checkpoints before it stay.
+        StateError: If the file cannot be written. The earlier checkpoints stay.
     """
     header = {"format": FORMAT, "round": checkpoint.server_round, "values": checkpoint.values}
     content = safetensors.torch.save(
@@ -52,10 +52,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that can be read, or ``None`` if there are none.
+    """Return the newest checkpoint that can be read; ``None`` if the folder holds none.
 
     Raises:
-        StateError: If there are some and none can be read.
+        StateError: If the folder holds checkpoints and none of them can be read.
     """
     problems = []
     for path in _files(folder):
@@ -82,5 +82,5 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Checkpoints on disk, newest first."""
+    """Return the files of the checkpoints, newest first."""
     return sorted(folder.glob("round-*.safetensors"), reverse=True)

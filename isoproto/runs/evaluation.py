@@ -1,7 +1,7 @@
-"""What the papers read off an evaluation besides accuracy over clients: classes, domains, one model, late clients.
+"""Figures of an evaluation besides accuracy over clients: by class, by domain, of one shared model, of late clients.
 
-Everything is worked out from counts: the entries of an evaluation (``docs/run-folder.md``, `kind: evaluation`), or
-accuracies by round. Figures that nothing is known of are None, never NaN.
+All figures are computed from counts: the entries of an evaluation (``docs/run-folder.md``, `kind: evaluation`), or
+accuracies by round. An unknown figure is None, never NaN.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Entry = Mapping[str, Any]
-LEVELS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)  # accuracies that summaries say the first round of
+# For each of these accuracies, a summary names the first round that reaches it.
+LEVELS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
 
 
 class ClassFigures(TypedDict):
@@ -31,22 +32,23 @@ class DomainFigures(TypedDict):
 
 
 def class_figures(correct: ArrayLike, total: ArrayLike, predicted: ArrayLike) -> ClassFigures:
-    r"""Summarise answers by class, all clients pooled; the figures to look at where classes are not equally frequent.
+    r"""Summarise predictions by class, over all clients together. Use these figures where some classes are rare.
 
     .. math::
         F_1^c = \frac{2\,t_c}{n_c + p_c}, \qquad
         \text{macro-}F_1 = \frac{1}{|U|}\sum_{c \in U} F_1^c, \qquad
         \text{balanced} = \frac{1}{|U|}\sum_{c \in U} \frac{t_c}{n_c}
 
-    with :math:`t` right, :math:`n` samples, :math:`p` answers of the class, and :math:`U` the classes with samples.
+    with :math:`t_c` correct predictions, :math:`n_c` samples and :math:`p_c` predictions of class :math:`c`, and
+    :math:`U` the classes that have samples.
 
     Args:
-        correct: Samples of each class that are right, :math:`t`, shape ``[C]``.
+        correct: Correctly predicted samples of each class, :math:`t`, shape ``[C]``.
         total: Samples of each class, :math:`n`, shape ``[C]``.
-        predicted: Samples that are taken for each class, :math:`p`, shape ``[C]``.
+        predicted: Samples that were predicted as each class, :math:`p`, shape ``[C]``.
 
     Example:
-        Of 8 and 2 samples, 6 and 1 are right; the other 3 are taken for the other class:
+        Two classes have 8 and 2 samples; 6 and 1 are correct, the other 3 are predicted as the other class:
 
         >>> figures = class_figures([6, 1, 0], [8, 2, 0], [7, 3, 0])
         >>> figures["accuracy"], figures["f1"], figures["balanced_accuracy"], figures["macro_f1"]
@@ -64,10 +66,10 @@ def class_figures(correct: ArrayLike, total: ArrayLike, predicted: ArrayLike) ->
 
 
 def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
-    """Return the accuracy on each domain's test samples, and its mean over domains, each counting the same.
+    """Return the accuracy on each domain's test samples, and the mean over domains, in which each counts the same.
 
-    That mean is the average of the papers' tables of domain skew and of feature shift. Clients whose data are of no
-    domain or of several are left out.
+    The papers report this mean in their tables of domain skew and of feature shift. Clients without a domain, or with
+    several, are left out.
 
     Example:
         >>> domain_figures([
@@ -86,10 +88,10 @@ def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
 
 
 def pooled_accuracy(entries: Iterable[Entry]) -> float | None:
-    """Return right over all test samples, of all clients together.
+    """Return the accuracy on the test samples of all clients together.
 
-    Where every client was tested with the same model, on test parts that have no sample in common, this is that
-    model's accuracy on the whole test set.
+    If every client tests the same model and no two clients share a test sample, this is the accuracy of that model on
+    the whole test set.
 
     Example:
         >>> pooled_accuracy([{"correct": 1, "total": 4}, {"correct": 2, "total": 2}])
@@ -101,11 +103,11 @@ def pooled_accuracy(entries: Iterable[Entry]) -> float | None:
 
 
 def evaluation_figures(entries: Sequence[Entry], *, one_model: bool) -> dict[str, Any]:
-    """Return what the line of an evaluation says besides its entries.
+    """Return the figures that stand in the line of an evaluation besides its entries.
 
     Args:
-        entries: Of all clients that answered.
-        one_model: Whether all of them were tested with the same averaged model.
+        entries: One entry for each client that answered.
+        one_model: Whether all clients tested the same averaged model.
 
     Example:
         >>> entries = [{"correct": 3, "total": 4, "domain": "pen", "late": False, "class_correct": [3, 0],
@@ -125,7 +127,7 @@ def evaluation_figures(entries: Sequence[Entry], *, one_model: bool) -> dict[str
 
 
 def pooled_classes(entries: Sequence[Entry]) -> ClassFigures:
-    """Return :func:`class_figures` of an evaluation; nothing is known of one that does not count predictions."""
+    """Return :func:`class_figures` of an evaluation; all figures are None if its entries do not count predictions."""
     keys = ("class_correct", "class_total", "class_predicted")
     if not entries or not all(entry.get(key) for entry in entries for key in keys):
         return class_figures([], [], [])
@@ -133,12 +135,12 @@ def pooled_classes(entries: Sequence[Entry]) -> ClassFigures:
 
 
 def rounds_to(rounds: ArrayLike, accuracy: ArrayLike, level: float) -> int | None:
-    """Return the first round whose accuracy is at least ``level``; None if there is none.
+    """Return the first round whose accuracy is at least ``level``; None if no round reaches it.
 
     Args:
-        rounds: Ascending, shape ``[R]``.
-        accuracy: After each of them, shape ``[R]``; NaN where it is not known.
-        level: A fraction.
+        rounds: The rounds, ascending, shape ``[R]``.
+        accuracy: The accuracy after each round, a fraction, shape ``[R]``; NaN where it is unknown.
+        level: The accuracy to reach, a fraction.
 
     Example:
         >>> rounds_to([0, 1, 2, 3], [0.1, 0.7, float("nan"), 0.9], 0.8)

@@ -1,7 +1,7 @@
 """Accuracy over clients, and the figures of a run from the lines of its ``metrics.jsonl``.
 
-Accuracies are fractions in [0, 1] until the moment of display; "points" are hundredths of them. A line is a
-parsed JSON object, as ``docs/run-folder.md`` lists them; kinds that are not known here are passed over.
+Accuracies are fractions in [0, 1] and become per cent only when they are shown. A line is a parsed JSON object; the
+kinds of lines are listed in ``docs/run-folder.md``. Lines of an unknown kind are ignored.
 """
 
 import statistics
@@ -20,7 +20,7 @@ LAST_ROUNDS = 5  # `accuracy.last5`
 
 
 class AccuracySummary(TypedDict):
-    """What :func:`accuracy_summary` returns; every figure is None when no client has test samples."""
+    """What :func:`accuracy_summary` returns. Every figure is None if no client has test samples."""
 
     mean: float | None
     micro: float | None
@@ -32,12 +32,12 @@ class AccuracySummary(TypedDict):
 
 
 def decile_size(clients: int) -> int:
-    """How many clients a decile of ``clients`` (>= 1) holds: a tenth, rounded down, but at least one."""
+    """Return how many of ``clients`` (>= 1) are a decile: a tenth, rounded down, but at least one."""
     return max(1, clients // 10)
 
 
 def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
-    r"""Summarise the accuracy of N clients: average, spread, and the two ends.
+    r"""Summarise the accuracy of N clients: the average, the spread, and the worst and best clients.
 
     .. math::
         a_i = \frac{c_i}{n_i},\quad
@@ -45,23 +45,23 @@ def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
         \text{micro} = \frac{\sum_i c_i}{\sum_i n_i},\quad
         \text{variance} = \frac{1}{N}\sum_i (a_i - \text{mean})^2
 
-    The deciles are the means of the ``k = max(1, floor(0.1 N))`` smallest and largest accuracies
-    (`algorithms.md` 7.2). A client without test samples has no accuracy and is left out of everything.
+    The deciles are the means of the ``k = max(1, floor(0.1 N))`` smallest and largest accuracies. A client without test
+    samples has no accuracy and is left out of all figures.
 
     Args:
-        correct: Samples that each client's model gets right, ``c``, shape ``[N]``.
+        correct: Test samples that each client's model predicts correctly, ``c``, shape ``[N]``.
         total: Test samples of each client, ``n``, shape ``[N]``.
 
     Returns:
-        ``mean``, ``micro``, ``worst_decile``, ``best_decile`` and ``std`` as fractions, ``variance`` as a
-        squared fraction (population forms), and ``evaluated``, the number of clients behind them. The order
-        of the clients changes no bit. With no test sample anywhere the figures are None, never NaN.
+        ``mean``, ``micro``, ``worst_decile``, ``best_decile`` and ``std`` as fractions, ``variance`` as a squared
+        fraction (both of the population), and ``evaluated``, the number of clients with test samples. The order of
+        the clients does not change the result, not even in the last bit. Without test samples the figures are None.
 
     Raises:
         ValueError: If the two shapes differ or are not ``[N]``.
 
     Example:
-        Two clients get 1 of 4 and 9 of 12 right; the third has nothing to test with:
+        Two clients predict 1 of 4 and 9 of 12 samples correctly; the third has no test samples:
 
         >>> summary = accuracy_summary([1, 9, 0], [4, 12, 0])
         >>> summary["mean"], summary["micro"], summary["std"], summary["evaluated"]
@@ -80,7 +80,8 @@ def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
         return AccuracySummary(
             mean=None, micro=None, worst_decile=None, best_decile=None, std=None, variance=None, evaluated=0
         )
-    accuracy = np.sort(hits[tested] / samples[tested])  # sorted: sums do not depend on the clients' order
+    # Sorted, so that rounding does not depend on the order of the clients.
+    accuracy = np.sort(hits[tested] / samples[tested])
     k = decile_size(evaluated)
     return AccuracySummary(
         mean=float(accuracy.mean()),
@@ -95,16 +96,16 @@ def accuracy_summary(correct: ArrayLike, total: ArrayLike) -> AccuracySummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """What is known of every client's own model after each round.
+    """The accuracy of every client's model after each round.
 
     Attributes:
-        rounds: The rounds of the rows, ascending, shape ``[R]``; 0 is before any training.
-        clients: Names of the columns, N of them, in :func:`client_order`.
-        models: Architecture of each client.
-        correct: Test samples right, shape ``[R, N]``, int64.
+        rounds: The round of each row, ascending, shape ``[R]``; 0 is before any training.
+        clients: The client of each column, N names, in :func:`client_order`.
+        models: The architecture of each client, N names.
+        correct: Correctly predicted test samples, shape ``[R, N]``, int64.
         total: Test samples, shape ``[R, N]``, int64; 0 where nothing is known.
-        complete: Whether the row measured everybody: an evaluation line, or a round that trained every client
-            that has test samples. Shape ``[R]``, bool.
+        complete: Whether all clients were measured in this very row, shape ``[R]``, bool. That is so for an
+            evaluation, and for a round that trained every client that has test samples.
     """
 
     rounds: NDArray[np.int64]
@@ -116,7 +117,7 @@ class History:
 
     @property
     def has_start(self) -> bool:
-        """Whether the first row is from before training, and others follow it."""
+        """Whether the first row was measured before any training, and other rows follow it."""
         return len(self.rounds) > 1 and bool(self.rounds[0] == 0)
 
     def of_model(self, model: str) -> NDArray[np.bool_]:
@@ -124,7 +125,7 @@ class History:
         return np.array([name == model for name in self.models], dtype=np.bool_)
 
     def summaries(self, columns: NDArray[np.bool_] | None = None) -> list[AccuracySummary]:
-        """:func:`accuracy_summary` of every row, over the clients that ``columns`` (bool, ``[N]``) keeps."""
+        """Return :func:`accuracy_summary` of every row, over the clients that ``columns`` (bool, ``[N]``) selects."""
         kept = np.ones(len(self.clients), dtype=np.bool_) if columns is None else columns
         return [
             accuracy_summary(correct[kept], total[kept])
@@ -132,7 +133,7 @@ class History:
         ]
 
     def accuracy(self) -> NDArray[np.float64]:
-        """Accuracy of each client in each row, shape ``[R, N]``; NaN where it has no test samples."""
+        """Return the accuracy of each client in each row, shape ``[R, N]``; NaN where there are no test samples."""
         accuracy = np.full(self.total.shape, np.nan)
         np.divide(self.correct, self.total, out=accuracy, where=self.total > 0)
         return accuracy
@@ -141,9 +142,9 @@ class History:
 def accuracy_history(lines: Iterable[Line]) -> History:
     """Follow every client's accuracy through the lines of ``metrics.jsonl``.
 
-    A row after a round holds the clients that trained in it and the last value of those that were not asked,
-    which is exact as long as nothing but prototypes is shared. Where an evaluation of all clients was made
-    after that round, the row is that evaluation and nothing else.
+    The row of a round holds the new values of the clients that trained in it, and the last values of the other clients.
+    The last values are exact as long as clients share nothing but prototypes, since a client's model then changes only
+    when it trains. If all clients were evaluated after a round, its row is that evaluation.
 
     Example:
         >>> start = {"kind": "evaluation", "round": 0, "clients": [
@@ -189,31 +190,31 @@ def accuracy_history(lines: Iterable[Line]) -> History:
 
 
 def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
-    """Work out the figures of ``summary.json`` from the lines of ``metrics.jsonl`` alone.
+    """Compute the figures of ``summary.json`` from the lines of ``metrics.jsonl`` alone.
 
     Args:
-        lines: Parsed lines in the order of the file; a run in progress is welcome.
+        lines: The parsed lines, in the order of the file. The run may still be in progress.
 
     Returns:
-        These parts, None where nothing is known:
+        The following parts. An unknown figure is None.
 
         - ``accuracy``: ``mean``, ``micro``, ``worst_decile``, ``best_decile``, ``std`` and ``variance`` of the last
-          row of :func:`accuracy_history`, which is the final evaluation once there is one; ``best`` and
-          ``best_round`` over the rows that measured everybody (the earliest of equals), and ``best_micro`` and
-          ``best_micro_round`` likewise; ``last5``, the mean
-          of ``mean`` over the last five rounds; ``nearest_prototype``, the clients' mean in the last
-          evaluation when the nearest global prototype answers; ``initial``, the mean before round 1.
-        - ``rounds_to``: the first row that measured everybody and whose ``mean`` is at least so much.
-        - ``classes``: ``macro_f1``, ``balanced_accuracy``, and by class ``accuracy`` and ``f1``, and
+          row of :func:`accuracy_history`, which is the final evaluation once there is one; ``best`` and ``best_round``,
+          the highest ``mean`` of a complete row and its round (the earliest, if several are equal); ``best_micro`` and
+          ``best_micro_round``, the same of ``micro``; ``last5``, the mean of ``mean`` over the last five rounds;
+          ``nearest_prototype``, the clients' mean in the last evaluation when the nearest global prototype predicts;
+          ``initial``, the mean before round 1.
+        - ``rounds_to``: for each of ``LEVELS``, the first complete row whose ``mean`` reaches it.
+        - ``classes``, of the last evaluation: ``macro_f1``, ``balanced_accuracy``, by class ``accuracy`` and ``f1``.
         - ``domains``: ``accuracy`` of ``each`` and their ``mean``, of the last evaluation; ``best``, ``best_round``,
-          ``last5`` and ``rounds_to`` of that mean over the evaluations, and ``best_each`` in the best round.
+          ``last5`` and ``rounds_to`` of that mean over the evaluations, and ``best_each``, the same in the best round.
         - ``global``: ``accuracy``, ``best``, ``best_round``, ``last5`` and ``rounds_to`` of the averaged model on all
-          test samples; known only where one model stood behind an evaluation.
-        - ``late``: ``clients`` that were kept from training, ``mean`` and ``others`` (the mean of everybody else) in
-          the last row, ``before`` in the last row before one of them trained, and ``joined``, the round of that.
-        - ``bytes``: ``up``, ``down``, ``up_rows``, means per client and round that replied.
+          test samples; known only for evaluations in which all clients tested the same model.
+        - ``late``: how many ``clients`` were kept from training at first; their ``mean`` and the mean of the ``others``
+          in the last row; their mean ``before`` the first of them trained; and the round in which they ``joined``.
+        - ``bytes``: ``up``, ``down``, ``up_rows``, means over the replies of clients.
         - ``seconds``: ``round``, the median, and ``total``, the sum over rounds.
-        - ``clients``: ``total`` ever seen, ``evaluated`` in the mean, and ``failed`` as
+        - ``clients``: the ``total`` number, the number ``evaluated`` in the mean, and those that ``failed``, as
           ``{"client", "round", "reason"}``.
 
     Example:
@@ -287,19 +288,19 @@ def _seconds(rounds: Sequence[float]) -> dict[str, float | None]:
 
 
 def _best(points: Iterable[tuple[int, float | None]]) -> tuple[int | None, float | None]:
-    """The round with the highest figure, the earliest of equals, and the figure."""
+    """Return the round with the highest figure, and the figure. If several are equal, return the earliest."""
     known = [(r, value) for r, value in points if value is not None]
     return max(known, key=lambda point: point[1], default=(None, None))
 
 
 def _reached(points: Iterable[tuple[int, float | None]]) -> dict[str, int | None]:
-    """The first round whose figure is at least so much, for each level."""
+    """Return for each level the first round whose figure reaches it."""
     known = np.array([(r, value) for r, value in points if value is not None]).reshape(-1, 2)
     return {str(level): rounds_to(known[:, 0], known[:, 1], level) for level in LEVELS}
 
 
 def _over_rounds(points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
-    """What is said of a figure that each evaluation has."""
+    """Return the best and the last values of a figure that each evaluation has."""
     best_round, best = _best(points)
     trained = [value for r, value in points if value is not None and r > 0]
     last = _mean(trained[-LAST_ROUNDS:])
@@ -307,14 +308,14 @@ def _over_rounds(points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
 
 
 def _global(evaluations: Sequence[Line]) -> dict[str, Any]:
-    """Accuracy of the averaged model on all test samples."""
+    """Return the accuracy of the averaged model on all test samples."""
     points = [(line["round"], pooled_accuracy(line["clients"])) for line in evaluations if line.get("one_model")]
     known = [value for r, value in points if value is not None and r > 0]
     return {"accuracy": known[-1] if known else None, **_over_rounds(points)}
 
 
 def _domains(evaluations: Sequence[Line]) -> dict[str, Any]:
-    """Accuracy on each domain's test samples, now and at its best."""
+    """Return the accuracy on each domain's test samples, in the last and in the best evaluation."""
     nothing = domain_figures([])
     figures = {line["round"]: domain_figures(line["clients"]) for line in evaluations}
     over_rounds = _over_rounds([(r, found["mean"]) for r, found in figures.items()])
@@ -324,7 +325,7 @@ def _domains(evaluations: Sequence[Line]) -> dict[str, Any]:
 
 
 def _late(history: History, entries: Sequence[Line], trained: Sequence[Line]) -> dict[str, Any]:
-    """Those who were kept from training, beside the others."""
+    """Compare the clients that were kept from training at first with the other clients."""
     names = {str(entry["client"]) for entry in entries if entry.get("late")}
     columns = np.array([client in names for client in history.clients], dtype=np.bool_)
     joined = min((line["round"] for line in trained if str(line["client"]) in names), default=None)

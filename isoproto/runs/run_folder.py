@@ -1,4 +1,4 @@
-"""Writing a run's folder: what ``isoproto.report`` reads."""
+"""Writing the folder of a run. ``isoproto.report`` reads it."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from isoproto.toml import to_toml
 
 _log = logging.getLogger("isoproto")
 
-# File with the number under which the SuperLink knows the run, 0 if it ran without one.
+# File with the number under which the SuperLink knows the run; 0 if there is no SuperLink.
 FLOWER_RUN = "flower-run"
 
 
@@ -27,7 +27,7 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        experiment: Id that client states are filed under.
+        experiment: Id under which clients store their state, so that two runs never mix.
     """
 
     def __init__(self, path: Path, experiment: str) -> None:
@@ -51,10 +51,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, output_dir: Path, name: str) -> tuple[Self, RunConfig]:
-        """Open the folder of an interrupted run, by path or by its name (or the end of it) under ``output_dir``.
+        """Open the folder of an interrupted run. It is named by its path, or by the end of its name in ``output_dir``.
 
         Raises:
-            ConfigError: If there is no such run, or several.
+            ConfigError: If no run has this name, or several.
             StateError: If its settings cannot be read.
         """
         path = find_run(output_dir, name)
@@ -69,19 +69,19 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """The folder of the checkpoints."""
         return self.path / "checkpoint"
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a small file as a whole, atomically."""
+        """Write a small file atomically: a reader sees the old text or the new one, never a part."""
         write_atomically(self.path / name, text.encode())
 
     def record(self, kind: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON holds
-        """Note one line of metrics; it is written with the others of its round by ``commit``."""
+        """Keep one line of metrics in memory, until ``commit`` writes the lines of the round."""
         self._lines.append({"kind": kind, **values})
 
     def commit(self) -> None:
-        """Append the noted lines to ``metrics.jsonl`` and flush them to the disk.
+        """Append the recorded lines to ``metrics.jsonl``, and make sure that they are on the disk.
 
         Raises:
             StateError: If they cannot be written.
@@ -95,7 +95,8 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as err:
-            with contextlib.suppress(OSError):  # no half line, and none twice: the next attempt writes them all
+            # The next attempt writes all lines again, so nothing of this attempt may stay.
+            with contextlib.suppress(OSError):
                 os.truncate(path, size)
             raise StateError(
                 f"cannot append to {path}: {err.strerror}. Free some space, then `isoproto resume {self.path}`"
@@ -103,10 +104,10 @@ class RunFolder:
         self._lines.clear()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of ``metrics.jsonl``; a last line cut by a kill is left out.
+        """Return the lines of ``metrics.jsonl``, without a last line that was cut off when the run was killed.
 
         Raises:
-            StateError: If another line cannot be read.
+            StateError: If any other line cannot be read.
         """
         path = self.path / "metrics.jsonl"
         if not path.exists():
@@ -120,12 +121,12 @@ class RunFolder:
         return lines
 
     def cut_back(self, server_round: int | None) -> None:
-        """Drop lines of rounds after ``server_round`` (all lines for ``None``): that round is done anew."""
+        """Remove the lines of rounds after ``server_round``, which will be repeated; ``None`` removes all lines."""
         kept = [] if server_round is None else [line for line in self.lines() if line["round"] <= server_round]
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 
     def open_log(self) -> logging.Handler:
-        """Send the project's log to ``log.txt`` too; close with ``close_log``."""
+        """Write the project's log into ``log.txt`` as well, until ``close_log``."""
         self.path.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(self.path / "log.txt", encoding="utf8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -133,16 +134,16 @@ class RunFolder:
         return handler
 
     def close_log(self, handler: logging.Handler) -> None:
-        """Undo ``open_log``."""
+        """Stop writing the log into ``log.txt``."""
         _log.removeHandler(handler)
         handler.close()
 
 
 def find_run(output_dir: Path, name: str) -> Path:
-    """Return the folder of a run named by its path, its folder name, or the end of that.
+    """Return the folder of a run that is named by its path, its folder name, or the end of its folder name.
 
     Raises:
-        ConfigError: If there is none, or several.
+        ConfigError: If no run has this name, or several.
     """
     direct = Path(name).expanduser()
     if (direct / "config.toml").is_file():
@@ -156,7 +157,7 @@ def find_run(output_dir: Path, name: str) -> Path:
 
 
 def show_log(level: int = logging.INFO) -> None:
-    """Show the project's log on standard output, once; Flower mirrors it to whoever streams the run."""
+    """Print the project's log on standard output, which Flower streams to users. A second call does nothing."""
     if not any(isinstance(handler, _Console) for handler in _log.handlers):
         handler = _Console()
         handler.setFormatter(logging.Formatter("%(message)s"))
@@ -166,7 +167,7 @@ def show_log(level: int = logging.INFO) -> None:
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever standard output is at the moment: Flower swaps it while a run lasts."""
+    """A handler that looks up ``sys.stdout`` for each line, because Flower replaces it during a run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stdout

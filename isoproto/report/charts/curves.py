@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVES = 60  # rounds up to which every step of gradient matching is drawn
+CURVES = 60  # up to so many rounds, every step of gradient matching is drawn
 
 
 def accuracy_by_round(history: History) -> Chart | None:
-    """Mean over all clients, the band between the deciles, and the mean of each architecture."""
+    """Draw the mean over all clients, the band between the deciles, and the mean of each architecture."""
     rows = history.summaries()
     mean, worst, best = (_percents(rows, key) for key in ("mean", "worst_decile", "best_decile"))
     if not np.isfinite(mean).any():
@@ -66,10 +66,10 @@ def accuracy_by_round(history: History) -> Chart | None:
 
 
 def losses_by_round(rounds: Sequence[Line]) -> Chart | None:
-    """Every loss term that the clients reported, mean over the clients of a round."""
+    """Draw every loss term that the clients reported, as the mean over the clients of a round."""
     terms = list(dict.fromkeys(term for line in rounds for term in line.get("loss") or {}))
     values = {term: _column(rounds, "loss", term) for term in terms}
-    # A term that is always zero is not part of the method.
+    # A term that is always zero does not belong to the method.
     values = {term: column for term, column in values.items() if np.nan_to_num(column, posinf=1, neginf=1).any()}
     if not values:
         return None
@@ -100,7 +100,7 @@ def losses_by_round(rounds: Sequence[Line]) -> Chart | None:
 
 
 def bytes_by_round(rounds: Sequence[Line]) -> Chart | None:
-    """What all clients of a round sent and received together."""
+    """Draw the bytes that all clients of a round sent and received together."""
     ways = {
         "up": "up, as serialised",
         "up_rows": "up, payload rows alone",
@@ -139,7 +139,7 @@ def bytes_by_round(rounds: Sequence[Line]) -> Chart | None:
 
 
 def seconds_by_round(rounds: Sequence[Line]) -> Chart | None:
-    """Where the time of a round went, wall clock."""
+    """Draw the wall-clock time of a round and of its parts."""
     parts = {"train": "training", "server": "server step"}
     values = {part: _column(rounds, "seconds", part) for part in ("round", *parts)}
     if not np.isfinite(values["round"]).any():
@@ -166,7 +166,7 @@ def seconds_by_round(rounds: Sequence[Line]) -> Chart | None:
 
 
 def matching_by_round(rounds: Sequence[Line]) -> Chart | None:
-    """The gradient-matching loss L_GM within each round; only from where to where, when the rounds are many."""
+    """Draw the gradient-matching loss L_GM within each round; with many rounds, only its first and last values."""
     every = {line["round"]: np.array(hyper_figures(line).get("matching") or (), dtype=np.float64) for line in rounds}
     curves = {round_: curve[np.isfinite(curve)] for round_, curve in every.items() if np.isfinite(curve).any()}
     if not curves:
@@ -205,13 +205,13 @@ def matching_by_round(rounds: Sequence[Line]) -> Chart | None:
 
 
 def _wide_range(values: NDArray[np.float64]) -> bool:
-    """Whether losses need a logarithmic scale: all positive but for exact zeros, and far apart."""
+    """Return whether losses need a logarithmic scale: they are positive (or exactly zero) and far apart."""
     values = values[np.isfinite(values) & (values != 0)]
     return values.size > 0 and bool(values.min() > 0 and values.max() > 30 * values.min())
 
 
 def _loss_scale(axes: "Axes", values: NDArray[np.float64]) -> None:
-    """A logarithmic scale where it is needed, else one that starts at zero."""
+    """Set a logarithmic scale where it is needed, else one that starts at zero."""
     if _wide_range(values):
         axes.set_yscale("log", nonpositive="mask")
         plain_log_ticks(axes)
@@ -224,10 +224,10 @@ def _rounds(lines: Sequence[Line]) -> NDArray[np.int64]:
 
 
 def _column(lines: Sequence[Line], part: str, key: str) -> NDArray[np.float64]:
-    """``line[part][key]`` of every line, NaN where it is missing or null."""
+    """Return ``line[part][key]`` of every line; NaN where it is missing or null."""
     return np.array([(line.get(part) or {}).get(key) for line in lines], dtype=np.float64)
 
 
 def _percents(rows: Sequence[AccuracySummary], key: str) -> NDArray[np.float64]:
-    """One figure of every row in per cent, NaN where nothing is known."""
+    """Return one figure of every row in per cent; NaN where it is unknown."""
     return 100 * np.array([row.get(key) for row in rows], dtype=np.float64)

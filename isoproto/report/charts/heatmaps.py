@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-# Colours of the heat maps: their opacity carries the number, so both schemes can show it.
+# The number of a cell is the opacity of its colour, so that one drawing serves the light and the dark scheme.
 BLUE, ORANGE = (0.22, 0.46, 0.86), (0.90, 0.42, 0.10)
-POINTED = 2000  # cells up to which a drawing of the partition has words for each of them
+POINTED = 2000  # up to so many cells, each cell of the partition has a tooltip
 
 
 def class_similarity(rounds: Sequence[Line], classes: Sequence[str]) -> Chart | None:
-    """Which classes are alike, for the hyper-prototypes and for the clients, in the last round that says so."""
+    """Draw which classes are alike, for the hyper-prototypes and for the clients, in the last round that has them."""
     known = [
         (line["round"], hyper_figures(line)["similarity"]) for line in rounds if hyper_figures(line).get("similarity")
     ]
@@ -59,7 +59,7 @@ def class_similarity(rounds: Sequence[Line], classes: Sequence[str]) -> Chart | 
 
 
 def partition(classes: Sequence[str], clients: Sequence[ClientShare]) -> Chart | None:
-    """Who holds how much of which class: clients x classes, grouped by domain."""
+    """Draw how many samples of each class each client holds, with clients grouped by domain."""
     if not (classes and clients):
         return None
     ordered = sorted(clients, key=lambda share: (share.domain, client_order(share.client)))
@@ -153,7 +153,7 @@ def _heat_height(classes: int) -> int:
 
 
 def _heat_map(axes: "Axes", cells: NDArray[Any], cmap: "Colormap", norm: "Normalize") -> "AxesImage":
-    """Cells as an image; masked ones stay empty."""
+    """Draw cells as an image; masked cells stay empty."""
     image = axes.imshow(cells, cmap=cmap, norm=norm, aspect="auto", interpolation="none")
     axes.grid(visible=False)
     rows, columns = cells.shape
@@ -165,9 +165,9 @@ def _heat_map(axes: "Axes", cells: NDArray[Any], cmap: "Colormap", norm: "Normal
 
 
 def _scale(bar: "Colorbar", colours: "Colormap") -> None:
-    """Tidy up the scale of a heat map."""
+    """Replace the colour scale of a heat map by an image, without a frame."""
     bar.outline.set_visible(False)
-    for patches in bar.ax.collections:  # translucent, and their seams show: an image of the same has none
+    for patches in bar.ax.collections:  # seams show between translucent patches, and an image has none
         patches.set_visible(False)
     limits = bar.ax.get_ylim()
     bar.ax.imshow(
@@ -189,7 +189,7 @@ def _class_ticks(axes: "Axes", classes: Sequence[str]) -> None:
 
 
 def _column_ticks(axes: "Axes", names: Sequence[str], width: int = 1000) -> None:
-    """As many names as fit: side by side if possible, numbers in round steps, other names upright."""
+    """Write as many names below the columns as fit: level if possible, else upright, and numbers in round steps."""
     names = [plain(name, 14) for name in names]
     room = width / len(names)  # pixels of a column
     pixels = 7 * max(map(len, names)) + 10
@@ -201,7 +201,7 @@ def _column_ticks(axes: "Axes", names: Sequence[str], width: int = 1000) -> None
 
 
 def _domain_labels(bars: "Axes", heat: "Axes", domains: Sequence[str]) -> None:
-    """Names of the domains above the bars, and a line between two of them."""
+    """Write the names of the domains above the bars, and draw a line between two domains."""
     starts = [i for i, domain in enumerate(domains) if i == 0 or domain != domains[i - 1]]
     if not any(domains) or len(starts) > 60:
         return
@@ -216,7 +216,7 @@ def _domain_labels(bars: "Axes", heat: "Axes", domains: Sequence[str]) -> None:
 
 
 def _known_cosines(rows: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
-    """Cosines ``[C, C]``, NaN for absent classes: those have the cosine 0 even with themselves."""
+    """Return cosines ``[C, C]`` with NaN for absent classes, whose cosine even with themselves is 0."""
     cosines = np.array(rows, dtype=np.float64)
     held = cosines.diagonal() > 0
     return np.where(held & held[:, None], cosines, np.nan)
@@ -227,7 +227,7 @@ def _pairs(cosines: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _extremes(cosines: NDArray[np.float64], names: Sequence[str]) -> str:
-    """The two classes most alike and those least alike, in words."""
+    """Return in words which two classes are most alike, and which two least."""
     pairs, (i, j) = _pairs(cosines), np.triu_indices(len(cosines), 1)
     most, least = (
         f"{names[i[k]]} and {names[j[k]]} ({cosine(pairs[k])})" for k in (np.nanargmax(pairs), np.nanargmin(pairs))

@@ -1,7 +1,7 @@
-"""Charts as SVG: colours, line styles, axes, and the file itself.
+"""The kit of the charts: colours, line styles, axes, and writing SVG.
 
-Drawn by matplotlib's SVG backend, without pyplot and its global state; nothing in the output depends on the
-clock or on chance. A chart is drawn in the light colours of :data:`PALETTE`; inside the page they become CSS
+matplotlib's SVG backend draws the charts, without pyplot and its global state. The output does not depend on the
+clock or on chance. A chart is drawn in the light colours of :data:`PALETTE`. Inside the page these become CSS
 variables of the same names, so that one drawing serves the light and the dark scheme.
 
 One unit of a drawing is one CSS pixel at its natural size.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = {  # CSS variable -> (light, dark); every light colour occurs once, see `themed`
+PALETTE = {  # CSS variable -> (light, dark); `themed` needs every light colour to occur once
     "ink": ("#1b2330", "#e8ecf3"),
     "muted": ("#566173", "#9aa6b8"),
     "grid": ("#e2e6ec", "#2b3340"),
@@ -36,23 +36,23 @@ PALETTE = {  # CSS variable -> (light, dark); every light colour occurs once, se
     "series-6": ("#0a7396", "#5ac6ee"),
     "series-7": ("#5a6b2a", "#b3cc66"),
 }
-SINGLE = 500  # clients up to which each has a mark of its own; a thousand bars take matplotlib seconds
+SINGLE = 500  # up to so many clients, each has its own mark; matplotlib needs seconds for a thousand bars
 HALF, FULL = 500, 1120  # widths: two charts side by side, and one alone
 MARKERS = "os^Dv<>p"
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing and the words that go with it.
+    """A drawing with its title, caption and description.
 
     Attributes:
         name: File name in ``plots/`` without ``.svg``; also the prefix of the ids in the drawing.
         title: What is shown.
         svg: A complete SVG file in the light colours.
-        alt: What the drawing says, for somebody who does not see it.
-        caption: How to read it.
-        width: Of the drawing.
-        height: Of the drawing.
+        alt: What the drawing shows, for readers who cannot see it.
+        caption: How to read the drawing.
+        width: Width of the drawing in pixels.
+        height: Height of the drawing in pixels.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Chart:
 
     @property
     def wide(self) -> bool:
-        """Whether it takes the page's whole width."""
+        """Whether the chart takes the whole width of the page."""
         return self.width == FULL
 
 
 def themed(chart: Chart) -> str:
-    """The drawing as an element for an HTML page: colours as CSS variables, ids with the chart's name.
+    """Return the drawing as an element for an HTML page: colours as CSS variables, ids with the chart's name.
 
-    Only tags are edited, so a client that calls itself after a colour keeps its name.
+    Only tags are edited, so that a client whose name is a colour keeps its name.
     """
     colours = {light: f"var(--{name})" for name, (light, _) in PALETTE.items()}
 
@@ -82,7 +82,7 @@ def themed(chart: Chart) -> str:
         return re.sub(r"font-family: [^;]*; ", "", tag)
 
     body = chart.svg[chart.svg.index("<svg") :]
-    # A style element would reach the whole page, and the drawing's own title would follow the mouse about.
+    # A style element would change the whole page, and the drawing's title would pop up under the mouse everywhere.
     body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
     body = re.sub(r"<title>.*?</title>", "", body, count=1, flags=re.DOTALL)
     body = re.sub(r"<[^>]+>", edit, body[body.index(">") + 1 :])
@@ -101,12 +101,15 @@ def render(
     height: int = 315,
     tooltips: Sequence[Sequence[Sequence[str]]] = (),
 ) -> Chart:
-    """Draw on an empty figure in the house style and wrap it up; ``tooltips`` are for the cells of its first axes."""
+    """Let ``draw`` fill an empty figure, and return it as a chart.
+
+    ``tooltips`` are the texts of the cells of its axes, in their order: one list of rows for each of the first axes.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_house_style(name)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts may well have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a browser may have the glyph
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
         draw(figure)
         file = io.StringIO()
@@ -124,7 +127,7 @@ def _house_style(name: str) -> dict[Any, Any]:
     return {
         "svg.fonttype": "none",
         "svg.hashsalt": name,
-        "text.parse_math": False,  # names hold what they hold
+        "text.parse_math": False,  # a "$" in a name is a "$"
         "font.size": 12,
         "axes.edgecolor": hex_colour("grid"),
         "axes.facecolor": hex_colour("panel"),
@@ -160,7 +163,7 @@ def hex_colour(name: str) -> str:
 
 
 def series_style(index: int, count: int) -> dict[str, Any]:
-    """Line style of the ``index``-th series: told apart by colour, marker and, from the ninth on, dashes."""
+    """Return the style of the ``index``-th line. Lines differ in colour and marker, and from the ninth on in dashes."""
     return {
         "color": hex_colour(f"series-{index % 8}"),
         "linewidth": 1.5,
@@ -171,12 +174,12 @@ def series_style(index: int, count: int) -> dict[str, Any]:
 
 
 def main_style(count: int) -> dict[str, Any]:
-    """Line style of the series that matters most."""
+    """Return the style of the most important line."""
     return {"color": hex_colour("ink"), "linewidth": 2.6, "marker": "o" if count <= 25 else "", "markersize": 5}
 
 
 def add_legend(figure: "Figure", axes: "Axes") -> None:
-    """A legend above the axes, in as many columns as there is room for."""
+    """Put a legend above the axes, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     for columns in range(min(5, len(labels)), 0, -1):
         legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
@@ -186,7 +189,7 @@ def add_legend(figure: "Figure", axes: "Axes") -> None:
 
 
 def _tooltips(axes: "Axes", words: Sequence[Sequence[str]], height: int) -> str:
-    """Unseen rectangles over the cells of a heat map that has been drawn; each says its words under the mouse."""
+    """Return invisible rectangles over the cells of a drawn heat map. Each shows its text under the mouse."""
     if not words:
         return ""
     rows, columns = len(words), len(words[0])
@@ -210,7 +213,7 @@ def round_ticks(axes: "Axes", rounds: NDArray[np.int64]) -> None:
 
 
 def plain_log_ticks(axes: "Axes") -> None:
-    """Ticks of a logarithmic axis as plain numbers; the powers would need mathematical text."""
+    """Write the ticks of a logarithmic axis as plain numbers, since powers would need mathematical text."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
@@ -220,6 +223,6 @@ def plain_log_ticks(axes: "Axes") -> None:
 
 
 def percent_limits(axes: "Axes") -> None:
-    """Room around what is drawn, in steps of five, within 0 to 100."""
+    """Set the limits of an axis in per cent: around the drawn values, in steps of five, within 0 to 100."""
     low, high = axes.dataLim.intervaly
     axes.set_ylim(max(0, 5 * np.floor((low - 1) / 5)) - 1, min(100, 5 * np.ceil((high + 1) / 5)) + 1)
