@@ -1111,3 +1111,10 @@ def test_arrays_of_one_shape_are_told_apart_by_name(monkeypatch, dtype):
     monkeypatch.undo()
     add_part(monkeypatch, Rows)
     check(swapped)
+
+
+def test_an_array_that_no_part_declares_is_not_dropped_silently():
+    with pytest.raises(ValueError, match=r"arrays \['ghost'\] are declared by no part; add a Field"):
+        wire.write_broadcast(
+            wire.Broadcast(experiment="e", server_round=1, settings={}, arrays={"ghost": torch.zeros(2)})
+        )
