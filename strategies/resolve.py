@@ -7,13 +7,8 @@ from typing import Any
 
 from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.errors import ConfigError
-<<<<<<< HEAD
-from isoproto.losses import LOSSES, structural
-from isoproto.parts import PARTS, TERMS
-=======
 from isoproto.losses import LOSSES, AlignmentLoss, structural
-from isoproto.parts import TERMS, Part
->>>>>>> h-t1
+from isoproto.parts import PARTS, TERMS, Part
 from isoproto.registry import lookup
 
 # Settings of the alignment loss. A method's values of them are for the method's own loss alone.
