@@ -96,7 +96,7 @@ def test_a_method_of_the_page_runs(checkout, command):
         assert losses[0] == 0 < losses[1]
     else:
         for line in blocks("text")[0][2].splitlines():
-            assert line.strip() in output
+            assert re.split(r"  |~", line)[0] in output  # figures and paths differ from machine to machine
 
 
 def test_the_first_method_is_short():
