@@ -6,8 +6,8 @@ import safetensors.torch
 import torch
 
 from isoproto.errors import StateError
+from isoproto.parts import LastAccuracy, ServerState
 from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from strategies.state import LastAccuracy, ServerState
 from tests.fakes import full_disk, small_files
 
 
