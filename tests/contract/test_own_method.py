@@ -1,4 +1,4 @@
-"""docs/own-method.md works as a reader would use it: its code is put into a copy of the checkout and its commands run."""
+"""docs/own-method.md works for a reader: its code is put into a copy of the checkout, and its commands are run."""
 
 import json
 import os
