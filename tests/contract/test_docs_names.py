@@ -29,9 +29,10 @@ PLACEHOLDERS |= {"isoproto/settings/x.py", "models/x.py", "strategies/x.py", "be
 
 
 def inline_code(page):
-    """Return what the page's prose has between backticks."""
-    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"`([^`\n]+)`", prose)
+    """Return what the page has between backticks, and its blocks of text, which are pictures."""
+    text, blocks = page.read_text("utf-8"), re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    pictures = [content for language, content in blocks.findall(text) if language == "text"]
+    return [*re.findall(r"`([^`\n]+)`", blocks.sub("", text)), *pictures]
 
 
 def named(page, pattern):
