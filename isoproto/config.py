@@ -125,8 +125,9 @@ def key_of(field: "dataclasses.Field[Any]") -> str:
     """Return the key of a setting.
 
     Example:
-        >>> [key_of(field) for field in dataclasses.fields(RunConfig) if field.name in ("lambda_", "hyper__size")]
-        ['lambda', 'hyper.size']
+        >>> fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+        >>> [key_of(fields[name]) for name in ("lambda_", "hyper__size", "batch_size")]
+        ['lambda', 'hyper.size', 'batch-size']
     """
     return field.name.rstrip("_").replace("__", ".").replace("_", "-")
 
