@@ -8,7 +8,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale gpu-check results presets fab clean
+.PHONY: help setup demo test check fmt unit smoke e2e compose-test bench bench-scale gpu-check results presets settings fab clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,9 @@ results: setup ## the tables of docs/results.md and docs/flagship.md, from JSON 
 
 presets: setup ## conf/fedsaf and conf/fedhpro, from the table in conf/tables.py
 	$(BIN)/python conf/tables.py
+
+settings: setup ## docs/settings.md and the tables of docs/wire-schema.md, from the declarations in the code
+	$(BIN)/python tools/make_settings.py
 
 fab: setup ## build the bundle and list what is in it
 	$(BIN)/flwr build --app . && unzip -l *.fab

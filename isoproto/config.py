@@ -2,7 +2,7 @@
 
 Flower hands over ``dict[str, bool | int | float | str]``: no lists and no ``None``. So a list travels as text, and the
 word ``auto`` means that the strategy decides. Every default stands in ``pyproject.toml`` too, since Flower refuses to
-override a key that is not listed there; a test compares the two.
+override a key that is not listed there; a test compares the two. ``docs/settings.md`` lists all settings.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from isoproto.settings.sections import Data, Federation, Folders, Hyper, Method,
 from isoproto.settings.trainable import Trainable
 from isoproto.settings.twin import TwinModel
 
-__all__ = ["AUTO", "MethodSettings", "RunConfig", "Scalar", "read_fields", "read_overrides", "refuse"]
+__all__ = ["AUTO", "MethodSettings", "RunConfig", "Scalar", "key_of", "read_fields", "read_overrides", "refuse"]
 
 # How Flower finds the pairs in an override. It skips what lies between them without a word.
 _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
@@ -42,7 +42,7 @@ class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folders):
-    """Settings of one run; each is documented where it is declared, in ``isoproto.settings.sections``."""
+    """Settings of one run. Each is documented where it is declared, in ``isoproto.settings``; see docs/settings.md."""
 
     @classmethod
     def from_mapping(
@@ -120,10 +120,20 @@ def refuse(problems: Sequence[str], source: str) -> None:
 SECTIONS: tuple[type, ...] = (*MethodSettings.__bases__, *RunConfig.__bases__[1:])
 """All sections, in the order in which their keys are listed."""
 
+
+def key_of(field: "dataclasses.Field[Any]") -> str:
+    """Return the key of a setting.
+
+    Example:
+        >>> fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+        >>> [key_of(fields[name]) for name in ("lambda_", "hyper__size", "batch_size")]
+        ['lambda', 'hyper.size', 'batch-size']
+    """
+    return field.name.rstrip("_").replace("__", ".").replace("_", "-")
+
+
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {
-    f.name.rstrip("_").replace("__", ".").replace("_", "-"): f
-    for section in SECTIONS
-    for f in dataclasses.fields(section)
+    key_of(field): field for section in SECTIONS for field in dataclasses.fields(section)
 }
 # Paths that name this machine's folders: a process elsewhere cannot resolve a relative one.
 _PATHS = ("data_dir", "output_dir", "state_dir")

@@ -384,5 +384,7 @@ class Folders:
         "", doc="Folder of run folders; an absolute path. Empty: `$ISOPROTO_HOME/runs`, else the user's data folder."
     )
     state_dir: str = free(
-        "", doc="Folder of the clients' own models; an absolute path. Empty: `$ISOPROTO_HOME/state`, else as above."
+        "",
+        doc="Folder of the clients' own models; an absolute path. Empty: `$ISOPROTO_HOME/state`, else the user's data "
+        "folder.",
     )
