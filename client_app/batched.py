@@ -107,7 +107,7 @@ def _rounded(length: int) -> int:
 
 
 def pays(architecture: str, batch_size: int, pixels: int, device: torch.device) -> bool:
-    """Whether clients of an architecture are trained by :func:`train_cohort`, be they many or one.
+    """Whether clients of an architecture are trained by :func:`train_together`, be they many or one.
 
     One alone, too, although it takes a little longer: who trains beside whom is a matter of time and chance, and must
     not change the last bit.
@@ -225,7 +225,7 @@ LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 def stackable(model: FeatureModel) -> bool:
-    """Whether :func:`train_cohort` can train such models: a chain of ``LAYERS`` and a linear head.
+    """Whether :func:`train_together` can train such models: a chain of ``LAYERS`` and a linear head.
 
     BatchNorm is none of them: its models gain too little (docs/adr/0008-cohort.md).
     """
@@ -262,7 +262,7 @@ def stacked_features(model: FeatureModel, weights: Mapping[str, Weights], x: Ten
     return x if x.shape[2] == model.width else functional.adaptive_avg_pool1d(x, model.width)
 
 
-def train_cohort(model: FeatureModel, members: Sequence[Member], settings: LocalSettings) -> list[Trained]:
+def train_together(model: FeatureModel, members: Sequence[Member], settings: LocalSettings) -> list[Trained]:
     """Train each member as ``client_app.training.train`` does, up to rounding.
 
     A client that has no more batches drops out; a batch that is shorter than others is filled up with samples that
@@ -285,7 +285,7 @@ def train_cohort(model: FeatureModel, members: Sequence[Member], settings: Local
         alike = [i for i in order if (members[i].alignment is not None) == aligned]
         for start in range(0, len(alike), TOGETHER):
             group = alike[start : start + TOGETHER]
-            together = _train_together(model, [members[i] for i in group], [courses[i] for i in group], settings)
+            together = _train_group(model, [members[i] for i in group], [courses[i] for i in group], settings)
             trained |= zip(group, together, strict=True)
     return [trained[i] for i in range(len(members))]
 
@@ -335,7 +335,7 @@ def _goals(alignment: AlignmentTerm, labels: Sequence[Tensor], rows: int) -> Ite
         yield *batch.constants, factors
 
 
-def _train_together(
+def _train_group(
     model: FeatureModel, members: Sequence[Member], courses: Sequence[_Course], settings: LocalSettings
 ) -> list[Trained]:
     started = time.perf_counter()

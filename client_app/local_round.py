@@ -9,7 +9,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from client_app.batched import Member, Trained, pays, train_cohort
+from client_app.batched import Member, Trained, pays, train_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
 from client_app.own_model import accuracy_note, open_model, shared_weights, state_to_save
@@ -33,7 +33,7 @@ class Reply(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A client that is about to train, in the form that :func:`train_cohort` takes.
+    """A client that is about to train, in the form that :func:`train_together` takes.
 
     Attributes:
         model: Says what the layers are. Its weights may already be another client's.
@@ -79,7 +79,7 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Reply:
 
 def train_jobs(jobs: Sequence[Job]) -> list[Trained]:
     """Train clients of one architecture as one program."""
-    return train_cohort(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
+    return train_together(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
 
 
 def resume(steps: Training, trained: Trained) -> Reply:
@@ -93,7 +93,7 @@ def resume(steps: Training, trained: Trained) -> Reply:
 
 
 def trains_batched(client: Client) -> bool:
-    """Whether the client trains by ``train_cohort``, also when no other client trains with it.
+    """Whether the client trains by ``train_together``, also when no other client trains with it.
 
     Which clients share a worker is random, and it must not change the result. So this depends on the client alone.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from client_app import batched
-from client_app.batched import PAYS, Member, pays, stackable, train_cohort
+from client_app.batched import PAYS, Member, pays, stackable, train_together
 from client_app.training import TERMS, Alignment, Anchoring, LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
@@ -77,7 +77,7 @@ def assert_as_one_by_one(name, aligned=None, anchored=None, sizes=SIZES, **chang
     settings = dataclasses.replace(SETTINGS, **changes)
     found = clients(name, sizes)
     shape = create_model(name, SPEC, seed=99)
-    together = train_cohort(shape, members(found, aligned, anchored), settings)
+    together = train_together(shape, members(found, aligned, anchored), settings)
     assert len(together) == len(found)
     for i, ((model, own), got) in enumerate(zip(found, together, strict=True)):
         start = {key: tensor.detach().clone() for key, tensor in model.named_parameters()}
@@ -115,10 +115,10 @@ def test_who_has_much_more_goes_on_without_the_others(optimizer, monkeypatch):
     narrowed = batched._Stack.narrowed
     monkeypatch.setattr(batched._Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
     found, shape = clients("mlp", UNEVEN), create_model("mlp", SPEC, 9)
-    together = train_cohort(shape, members(found, alignment("gcsa")), settings)
+    together = train_together(shape, members(found, alignment("gcsa")), settings)
     assert sizes == [2, 1]
     monkeypatch.setattr(batched, "_STEPS_LEFT", 10**9)
-    for one, other in zip(together, train_cohort(shape, members(found, alignment("gcsa")), settings), strict=True):
+    for one, other in zip(together, train_together(shape, members(found, alignment("gcsa")), settings), strict=True):
         assert one.losses == other.losses
         assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
     assert sizes == [2, 1]
@@ -160,10 +160,10 @@ def test_who_trains_beside_whom_does_not_change_a_bit(name, optimizer, monkeypat
         clients(name),
         create_model(name, SPEC, 9),
     )
-    together = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
+    together = train_together(shape, members(found, alignment("gcsa"), anchoring()), settings)
     for most in (1, 3):
         monkeypatch.setattr(batched, "TOGETHER", most)
-        apart = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
+        apart = train_together(shape, members(found, alignment("gcsa"), anchoring()), settings)
         for one, other in zip(together, apart, strict=True):
             assert one.losses == other.losses
             assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
@@ -173,9 +173,9 @@ def test_a_client_that_diverges_takes_nobody_along():
     found = clients("mlp", (10, 10, 10))
     with torch.no_grad():
         found[1][0].head.weight.fill_(torch.inf)
-    first, broken, last = train_cohort(found[0][0], members(found), SETTINGS)
+    first, broken, last = train_together(found[0][0], members(found), SETTINGS)
     assert not all(bool(tensor.isfinite().all()) for tensor in broken.parameters.values())
-    alone = train_cohort(found[0][0], members(found)[:1], SETTINGS)[0]
+    alone = train_together(found[0][0], members(found)[:1], SETTINGS)[0]
     assert first.losses == alone.losses
     assert all(bool(tensor.isfinite().all()) for tensor in last.parameters.values())
 
@@ -183,7 +183,7 @@ def test_a_client_that_diverges_takes_nobody_along():
 def test_members_are_only_read():
     found = clients("tiny_cnn", (10, 7))
     before = [{key: tensor.clone() for key, tensor in model.state_dict().items()} for model, _ in found]
-    train_cohort(found[0][0], members(found), SETTINGS)
+    train_together(found[0][0], members(found), SETTINGS)
     for (model, _), tensors in zip(found, before, strict=True):
         assert all(torch.equal(tensor, tensors[key]) for key, tensor in model.state_dict().items())
 
