@@ -27,7 +27,7 @@ from isoproto.parts.base import Batch, Compare, LossTerm
 from models import FeatureModel
 from models.base import CellPool, ChannelsLast
 
-TOGETHER = 16
+MOST_TOGETHER = 16
 """Most clients in one program: the weights of more, and what the optimiser keeps of them, fall out of the cache."""
 
 # Weights of all clients, and samples that are compared with each other, come in multiples of this many: what a vector
@@ -39,7 +39,7 @@ _LANES = 16
 _STEPS_LEFT = 8
 
 
-class Limit(NamedTuple):
+class BatchLimit(NamedTuple):
     """Up to what an architecture trains faster so.
 
     Attributes:
@@ -51,7 +51,7 @@ class Limit(NamedTuple):
     pixels: float = math.inf
 
 
-PAYS: Mapping[str, Limit] = {"mlp": Limit(16), "tiny_cnn": Limit(16, 10 * 64 * 64)}
+FASTER_TOGETHER: Mapping[str, BatchLimit] = {"mlp": BatchLimit(16), "tiny_cnn": BatchLimit(16, 10 * 64 * 64)}
 """By architecture; measured, see docs/adr/0008-cohort.md.
 
 A table and not a measurement of the day: the two ways round differently, and a run must be repeatable.
@@ -106,7 +106,7 @@ def _rounded(length: int) -> int:
     return -(-length // _LANES) * _LANES
 
 
-def pays(architecture: str, batch_size: int, pixels: int, device: torch.device) -> bool:
+def trains_faster_together(architecture: str, batch_size: int, pixels: int, device: torch.device) -> bool:
     """Whether clients of an architecture are trained by :func:`train_together`, be they many or one.
 
     One alone, too, although it takes a little longer: who trains beside whom is a matter of time and chance, and must
@@ -120,12 +120,14 @@ def pays(architecture: str, batch_size: int, pixels: int, device: torch.device) 
 
     Example:
         >>> cpu = torch.device("cpu")
-        >>> pays("mlp", 10, 32 * 32, cpu), pays("mlp", 64, 32 * 32, cpu), pays("resnet18", 10, 32 * 32, cpu)
-        (True, False, False)
-        >>> pays("tiny_cnn", 10, 64 * 64, cpu), pays("tiny_cnn", 10, 224 * 224, cpu)
-        (True, False)
+        >>> [trains_faster_together("mlp", size, 32 * 32, cpu) for size in (10, 64)]
+        [True, False]
+        >>> [trains_faster_together("tiny_cnn", 10, pixels, cpu) for pixels in (64 * 64, 224 * 224)]
+        [True, False]
+        >>> trains_faster_together("resnet18", 10, 32 * 32, cpu)
+        False
     """
-    limit = PAYS.get(architecture, Limit(0))
+    limit = FASTER_TOGETHER.get(architecture, BatchLimit(0))
     return device.type == "cpu" and batch_size <= limit.samples and batch_size * pixels <= limit.pixels
 
 
@@ -283,8 +285,8 @@ def train_together(model: FeatureModel, members: Sequence[Member], settings: Loc
     trained: dict[int, Trained] = {}
     for aligned in (True, False):
         alike = [i for i in order if (members[i].alignment is not None) == aligned]
-        for start in range(0, len(alike), TOGETHER):
-            group = alike[start : start + TOGETHER]
+        for start in range(0, len(alike), MOST_TOGETHER):
+            group = alike[start : start + MOST_TOGETHER]
             together = _train_group(model, [members[i] for i in group], [courses[i] for i in group], settings)
             trained |= zip(group, together, strict=True)
     return [trained[i] for i in range(len(members))]

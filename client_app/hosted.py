@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from client_app.batched import TOGETHER
+from client_app.batched import MOST_TOGETHER
 from client_app.client import Client
 from client_app.introduction import introduce
 from client_app.local_round import Job, Reply, Training, resume, train_jobs, trains_batched
@@ -22,7 +22,7 @@ from isoproto.errors import ConfigError
 _log = logging.getLogger("isoproto")
 
 # The most clients that a worker keeps in memory until they train together.
-_MOST_WAITING = 2 * TOGETHER
+_MOST_WAITING = 2 * MOST_TOGETHER
 
 Work = Callable[[Client, wire.Broadcast], Reply]
 Steps = Callable[[Client, wire.Broadcast], Training]

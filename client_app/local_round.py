@@ -9,7 +9,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from client_app.batched import Member, Trained, pays, train_together
+from client_app.batched import Member, Trained, train_together, trains_faster_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
 from client_app.own_model import accuracy_note, open_model, shared_weights, state_to_save
@@ -103,7 +103,9 @@ def trains_batched(client: Client) -> bool:
         and config.augment == "none"
         and config.amp == "off"
         and not client.spec.head.hidden
-        and pays(client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device)
+        and trains_faster_together(
+            client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device
+        )
         and len(client.data.train_y) > 0
         and not any(part.owns for part in client.parts)
     )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from client_app import batched
-from client_app.batched import PAYS, Member, pays, stackable, train_together
+from client_app.batched import FASTER_TOGETHER, Member, stackable, train_together, trains_faster_together
 from client_app.training import TERMS, Alignment, Anchoring, LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
@@ -29,7 +29,7 @@ SIZES = (10, 9, 16, 1, 25, 2, 7)
 # One with so much more that the others' weights are left behind on the way, twice.
 UNEVEN = (70, 6, 4, 30, 5, 3)
 # Every layer in ``LAYERS``; `cnn` has max-pools and paddings.
-NAMES = ("cnn", *PAYS)
+NAMES = ("cnn", *FASTER_TOGETHER)
 CPU = torch.device("cpu")
 
 
@@ -146,7 +146,7 @@ def test_fixed_batches(source):
     assert_as_one_by_one("mlp", alignment("mse"), proto_source=source, batches="fixed")
 
 
-@pytest.mark.parametrize("name", PAYS)
+@pytest.mark.parametrize("name", FASTER_TOGETHER)
 def test_one_client(name):
     assert_as_one_by_one(name, sizes=(13,))
 
@@ -162,7 +162,7 @@ def test_who_trains_beside_whom_does_not_change_a_bit(name, optimizer, monkeypat
     )
     together = train_together(shape, members(found, alignment("gcsa"), anchoring()), settings)
     for most in (1, 3):
-        monkeypatch.setattr(batched, "TOGETHER", most)
+        monkeypatch.setattr(batched, "MOST_TOGETHER", most)
         apart = train_together(shape, members(found, alignment("gcsa"), anchoring()), settings)
         for one, other in zip(together, apart, strict=True):
             assert one.losses == other.losses
@@ -191,7 +191,7 @@ def test_members_are_only_read():
 # Who may
 
 
-@pytest.mark.parametrize("name", sorted(PAYS))
+@pytest.mark.parametrize("name", sorted(FASTER_TOGETHER))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_whoever_is_in_the_table_can_be_stacked(name, channels):
     assert stackable(create_model(name, dataclasses.replace(SPEC, channels=channels), seed=0))
@@ -217,15 +217,15 @@ def test_neither_can_layers_of_another_kind(layer):
 
 
 def test_where_it_pays():
-    assert pays("mlp", 10, 1024, CPU)
-    assert not pays("mlp", 10, 1024, torch.device("cuda"))
-    assert not pays("mlp", 32, 1024, CPU)
-    assert not pays("cnn", 10, 1024, CPU)
+    assert trains_faster_together("mlp", 10, 1024, CPU)
+    assert not trains_faster_together("mlp", 10, 1024, torch.device("cuda"))
+    assert not trains_faster_together("mlp", 32, 1024, CPU)
+    assert not trains_faster_together("cnn", 10, 1024, CPU)
 
 
 def test_where_patches_of_large_pictures_cost_more_than_operations():
     """At 224x224 the tiny CNN took 2.7 times as long together, at 64x64 four fifths."""
-    assert pays("tiny_cnn", 10, 64 * 64, CPU)
-    assert not pays("tiny_cnn", 16, 64 * 64, CPU)
-    assert not pays("tiny_cnn", 10, 224 * 224, CPU)
-    assert pays("mlp", 10, 224 * 224, CPU)
+    assert trains_faster_together("tiny_cnn", 10, 64 * 64, CPU)
+    assert not trains_faster_together("tiny_cnn", 16, 64 * 64, CPU)
+    assert not trains_faster_together("tiny_cnn", 10, 224 * 224, CPU)
+    assert trains_faster_together("mlp", 10, 224 * 224, CPU)

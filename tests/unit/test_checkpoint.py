@@ -4,10 +4,10 @@ import os
 import pytest
 import safetensors.torch
 import torch
+from strategies.state import LastAccuracy, ServerState
 
 from isoproto.errors import StateError
 from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from strategies.state import LastAccuracy, ServerState
 from tests.fakes import full_disk, small_files
 
 
