@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Head:
+class GradientHead:
     """The linear head that feature gradients are taken through.
 
     Attributes:
@@ -36,7 +36,7 @@ class Head:
     seed: int
 
     @classmethod
-    def of(cls, config: RunConfig) -> Head:
+    def of(cls, config: RunConfig) -> GradientHead:
         """Return the head under a run's settings."""
         return cls(config.hyper__head, config.hyper__grad_point == "before-training", config.seed)
 

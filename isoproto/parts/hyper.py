@@ -18,7 +18,7 @@ from isoproto.matching.hyperproto import anchor_cosines, match_gradients, moveme
 from isoproto.matching.starts import Start
 from isoproto.parts.anchors import learns, start_of, used
 from isoproto.parts.base import Arrays, Field, LimitOf, Measured, Part, PartState, Sent
-from isoproto.parts.gradients import Head, Samples
+from isoproto.parts.gradients import GradientHead, Samples
 from isoproto.parts.relations import Distances
 from isoproto.parts.state import ServerState
 
@@ -51,7 +51,7 @@ class HyperPrototypes(Part):
     learns: bool
     frame: str
     start: Start
-    head: Head
+    head: GradientHead
     samples: Samples
     steps: int
     learning_rate: float
@@ -78,7 +78,7 @@ class HyperPrototypes(Part):
             learns=learns(config),
             frame=config.frame,
             start=start_of(config),
-            head=Head.of(config),
+            head=GradientHead.of(config),
             samples=Samples.of(config),
             steps=config.hyper__steps,
             learning_rate=config.hyper__learning_rate,

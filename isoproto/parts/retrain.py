@@ -14,7 +14,7 @@ from isoproto.geometry.prototypes import average_prototypes
 from isoproto.matching.classifier_retrain import classifier_gradients, fit_meta_features, train_classifier
 from isoproto.matching.hyperproto import initial_vectors
 from isoproto.parts.base import Arrays, Field, Measured, Part, PartState, Sent
-from isoproto.parts.gradients import Head, Samples
+from isoproto.parts.gradients import GradientHead, Samples
 from isoproto.parts.state import ServerState
 from isoproto.seeding import torch_generator
 
@@ -36,7 +36,7 @@ class MetaFeatures(PartState):
 class Retrain(Part):
     """Clients send each class's mean gradient with respect to their classifier; the server trains a balanced one."""
 
-    head: Head
+    head: GradientHead
     samples: Samples
     weighting: str
     minimum: int
@@ -59,7 +59,9 @@ class Retrain(Part):
         """Return the part if the setting `hyper.retrain` asks for it."""
         if config.hyper__retrain == "none":
             return None
-        return cls(Head.of(config), Samples.of(config), config.hyper__grad_weight, config.min_contributors, config.seed)
+        return cls(
+            GradientHead.of(config), Samples.of(config), config.hyper__grad_weight, config.min_contributors, config.seed
+        )
 
     @property
     def sends(self) -> tuple[Field, ...]:
