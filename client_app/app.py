@@ -8,9 +8,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.client import Client
-from client_app.hosted import Steps, Work, answer_for_all, as_partition, hosted_partitions, introduce_all
+from client_app.hosted import Work, WorkInSteps, answer_for_all, as_partition, hosted_partitions, introduce_all
 from client_app.introduction import introduce
-from client_app.local_round import examine_client, train_client, training
+from client_app.local_round import examine_client, round_in_steps, train_client
 from isoproto import wire
 from isoproto.engines.host import Host, flower_host
 from isoproto.errors import WireError
@@ -36,7 +36,7 @@ def make_app(host_of: Callable[[], Host]) -> ClientApp:
     @made.train()
     def train_round(message: Message, context: Context) -> Message:
         """Evaluate, train, evaluate again, measure class means, and save the model."""
-        return answer(message, context, host_of(), train_client, training)
+        return answer(message, context, host_of(), train_client, round_in_steps)
 
     @made.evaluate()
     def evaluate_round(message: Message, context: Context) -> Message:
@@ -63,7 +63,7 @@ def answer_query(message: Message, context: Context, host: Host) -> Message:
     return Message(wire.join(parts), reply_to=message)
 
 
-def answer(message: Message, context: Context, host: Host, work: Work, steps: Steps | None = None) -> Message:
+def answer(message: Message, context: Context, host: Host, work: Work, steps: WorkInSteps | None = None) -> Message:
     """Answer for this node's client, or for all clients that the message names.
 
     Args:

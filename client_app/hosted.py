@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from client_app.batched import MOST_TOGETHER
 from client_app.client import Client
 from client_app.introduction import introduce
-from client_app.local_round import Job, Reply, Training, resume, train_jobs, trains_batched
+from client_app.local_round import Job, Reply, RoundSteps, resume, train_jobs, trains_batched
 from isoproto import wire
 from isoproto.errors import ConfigError
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("isoproto")
 _MOST_WAITING = 2 * MOST_TOGETHER
 
 Work = Callable[[Client, wire.Broadcast], Reply]
-Steps = Callable[[Client, wire.Broadcast], Training]
+WorkInSteps = Callable[[Client, wire.Broadcast], RoundSteps]
 
 
 def as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def answer_for_all(
     partitions: Sequence[int],
     open_client: Callable[[int], tuple[Client, wire.Broadcast]],
     work: Work,
-    steps: Steps | None,
+    steps: WorkInSteps | None,
 ) -> dict[str, RecordDict]:
     """Let several clients do their work of a round.
 
@@ -107,7 +107,7 @@ class _Replies:
         self._disk = disk
         self._parts: dict[str, RecordDict] = {}
         self._writes: dict[str, Future[None]] = {}
-        self._waiting: dict[str, list[tuple[str, Training, Job]]] = {}
+        self._waiting: dict[str, list[tuple[str, RoundSteps, Job]]] = {}
 
     def failure_of(self, *names: str) -> contextlib.AbstractContextManager[None]:
         """Turn an exception into the failure of some clients."""
@@ -118,7 +118,7 @@ class _Replies:
         self._parts[name] = reply.content
         self._writes[name] = self._disk.submit(reply.save)
 
-    def wait(self, client: Client, steps: Training) -> None:
+    def wait(self, client: Client, steps: RoundSteps) -> None:
         """Run a client's round up to its training, and let it wait for others of its architecture."""
         job = next(steps)
         waiting = self._waiting.setdefault(client.architecture, [])

@@ -46,7 +46,7 @@ class Job(NamedTuple):
     settings: LocalSettings
 
 
-Training = Generator[Job, Trained, Reply]
+RoundSteps = Generator[Job, Trained, Reply]
 """A client's round as a generator: it yields a ``Job`` when training should be batched with other clients."""
 
 
@@ -67,8 +67,8 @@ class _Start(NamedTuple):
 
 
 def train_client(client: Client, broadcast: wire.Broadcast) -> Reply:
-    """Run the round of a client that trains alone, see :func:`training`."""
-    steps = training(client, broadcast)
+    """Run the round of a client that trains alone, see :func:`round_in_steps`."""
+    steps = round_in_steps(client, broadcast)
     try:
         job = next(steps)
     except StopIteration as done:
@@ -82,7 +82,7 @@ def train_jobs(jobs: Sequence[Job]) -> list[Trained]:
     return train_together(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
 
 
-def resume(steps: Training, trained: Trained) -> Reply:
+def resume(steps: RoundSteps, trained: Trained) -> Reply:
     """Hand a client's round the result of its training, and run the rest of the round."""
     try:
         steps.send(trained)
@@ -111,7 +111,7 @@ def trains_batched(client: Client) -> bool:
     )
 
 
-def training(client: Client, broadcast: wire.Broadcast) -> Training:
+def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
     """Run one client's round. The model is saved only when the caller runs the ``save`` of the returned reply.
 
     The round evaluates, trains, evaluates again and measures class means. It is a generator, so that a worker can
