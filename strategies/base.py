@@ -18,7 +18,7 @@ from isoproto.sampling import cohort, cohort_size
 from strategies.exchange import Exchange
 from strategies.journal import Journal
 from strategies.refusals import most_frequent
-from strategies.replies import Trained
+from strategies.replies import GoodTrainReply
 from strategies.resolve import resolve
 from strategies.roster import Roster
 
@@ -169,7 +169,7 @@ class PrototypeStrategy(Strategy):
 
     # What a method changes
 
-    def next_state(self, good: Sequence[Trained]) -> ServerState:
+    def next_state(self, good: Sequence[GoodTrainReply]) -> ServerState:
         """Fold the good replies of clients with training samples, sorted by client, into the next state.
 
         The result depends on the state and the replies alone. The caller sets ``server_round`` and ``accuracy``.

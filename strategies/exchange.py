@@ -14,7 +14,7 @@ from isoproto.errors import MoreSamples, WireError
 from isoproto.parts import parts_of, reported_terms
 from isoproto.parts.base import LimitOf
 from strategies.journal import Journal
-from strategies.replies import GoodReply, Reply, Trained, content, parts, success
+from strategies.replies import GoodReply, GoodTrainReply, Reply, content, parts, success
 from strategies.roster import Roster
 
 Limits = Mapping[str, LimitOf | None]
@@ -100,7 +100,7 @@ class Exchange:
         self._journal.failed(self._round, failures)
         return sorted(good, key=lambda each: client_order(each.info.client)), failures
 
-    def note_speed(self, good: Sequence[Trained]) -> None:
+    def note_speed(self, good: Sequence[GoodTrainReply]) -> None:
         """Learn from the replies how long each architecture takes for a sample."""
         for each in good:
             rate = each.reply.seconds / max(1, _samples(each.info))

@@ -14,7 +14,7 @@ from isoproto.runs.evaluation import evaluation_figures
 from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
 from strategies.refusals import refused_name
-from strategies.replies import Evaluated, Trained
+from strategies.replies import GoodEvaluation, GoodTrainReply
 
 _log = logging.getLogger("isoproto")
 
@@ -99,7 +99,7 @@ class Journal:
     def note_round(
         self,
         state: ServerState,
-        good: Sequence[Trained],
+        good: Sequence[GoodTrainReply],
         *,
         failed: int,
         asked: int,
@@ -162,7 +162,7 @@ class Journal:
             *divmod(round(left), 60),
         )
 
-    def _note_client(self, server_round: int, good: Trained, bytes_down: int) -> int:
+    def _note_client(self, server_round: int, good: GoodTrainReply, bytes_down: int) -> int:
         """Record a client's line, and return the bytes that its rows took on the wire."""
         reply = good.reply
         rows = wire.payload_bytes(reply, self._config.wire__dtype)
@@ -183,7 +183,7 @@ class Journal:
         return rows
 
     def note_evaluation(
-        self, server_round: int, good: Sequence[Evaluated], late: frozenset[str], one_model: bool
+        self, server_round: int, good: Sequence[GoodEvaluation], late: frozenset[str], one_model: bool
     ) -> None:
         """Record an evaluation of all clients.
 
@@ -198,7 +198,7 @@ class Journal:
         self._folder.record("evaluation", round=server_round, clients=entries, one_model=one_model, **figures)
 
 
-def _evaluation_entry(good: Evaluated, late: frozenset[str]) -> dict[str, Any]:
+def _evaluation_entry(good: GoodEvaluation, late: frozenset[str]) -> dict[str, Any]:
     return {
         "client": good.info.client,
         "model": good.info.model,
@@ -213,7 +213,7 @@ def _evaluation_entry(good: Evaluated, late: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _mean_losses(good: Sequence[Trained], names: Sequence[str]) -> dict[str, float | None]:
+def _mean_losses(good: Sequence[GoodTrainReply], names: Sequence[str]) -> dict[str, float | None]:
     """Return the mean of each loss over the clients that trained; ``None`` if none did."""
     trained = [each.reply.losses for each in good if each.reply.contribution.samples]
     return {

@@ -31,8 +31,8 @@ class GoodReply(Generic[Reply]):
     bytes_up: int
 
 
-Trained = GoodReply[wire.TrainReply]
-Evaluated = GoodReply[wire.Evaluation]
+GoodTrainReply = GoodReply[wire.TrainReply]
+GoodEvaluation = GoodReply[wire.Evaluation]
 
 
 def content(message: Message) -> RecordDict:
