@@ -193,7 +193,7 @@ def _finish(
     note = accuracy_note(tested, client.test_digest)
     save = client.store(broadcast.experiment).prepare(broadcast.server_round, state, note)
     reply = wire.TrainReply(
-        contribution=rows,
+        means=rows,
         scatter=statistics.scatter() if statistics else 0.0,
         losses={name: losses.get(name, 0.0) for name in reported_terms(parts)},
         before=start.tested,

@@ -117,7 +117,7 @@ class PrototypeStrategy(Strategy):
         training_s = self._journal.elapsed()
         good, failures = self._exchange.read(replies, wire.read_train_reply, enough=self._wanted)
         # A client without data is no failure, but there is nothing to learn from it.
-        useful = [each for each in good if each.reply.contribution.samples]
+        useful = [each for each in good if each.reply.means.samples]
         empty = len(useful) < self.config.min_replies
         latest = {each.info.client: _accuracy(each.info, each.reply.after, self._round) for each in good}
         self.state = dataclasses.replace(
@@ -174,7 +174,7 @@ class PrototypeStrategy(Strategy):
 
         The result depends on the state and the replies alone. The caller sets ``server_round`` and ``accuracy``.
         """
-        sent = [Sent(g.reply.contribution, g.reply.scatter, g.reply.arrays, g.reply.shared) for g in good]
+        sent = [Sent(g.reply.means, g.reply.scatter, g.reply.arrays, g.reply.shared) for g in good]
         state = dataclasses.replace(self.state, figures={})
         for part in self.parts:
             state = part.fold(self.state, state, sent)

@@ -176,7 +176,7 @@ class Journal:
             total=reply.after.total,
             loss={name.replace("-", "_"): value for name, value in reply.losses.items()},
             scatter=reply.scatter,
-            samples=reply.contribution.samples,
+            samples=reply.means.samples,
             seconds=reply.seconds,
             bytes={"up": good.bytes_up, "down": bytes_down, "up_rows": rows},
         )
@@ -215,7 +215,7 @@ def _evaluation_entry(good: GoodEvaluation, late: frozenset[str]) -> dict[str, A
 
 def _mean_losses(good: Sequence[GoodTrainReply], names: Sequence[str]) -> dict[str, float | None]:
     """Return the mean of each loss over the clients that trained; ``None`` if none did."""
-    trained = [each.reply.losses for each in good if each.reply.contribution.samples]
+    trained = [each.reply.losses for each in good if each.reply.means.samples]
     return {
         name.replace("-", "_"): sum(losses[name] for losses in trained) / len(trained) if trained else None
         for name in names

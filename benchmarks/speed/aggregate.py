@@ -36,8 +36,8 @@ def make_replies() -> list[hyper.Sent]:
 
 def averages(replies: list[hyper.Sent]) -> None:
     """Average prototypes and gradients in the coordinates of the clients."""
-    average_prototypes([s.contribution for s in replies], CLASSES, WIDTH)
-    rows = [s.contribution._replace(rows=s.gradients) for s in replies if s.gradients is not None]
+    average_prototypes([s.means for s in replies], CLASSES, WIDTH)
+    rows = [s.means._replace(rows=s.gradients) for s in replies if s.gradients is not None]
     average_prototypes(rows, CLASSES, WIDTH, weighting="uniform")
 
 

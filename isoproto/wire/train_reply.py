@@ -50,17 +50,17 @@ class TrainReply:
     """What a client sends after local training.
 
     Attributes:
-        contribution: Class means of the classes it holds.
+        means: Class means of the classes it holds.
         scatter: Mean squared distance of a feature from its class mean, >= 0.
         shared: Its weights by name, if the strategy shares some.
         losses: Mean loss terms of the last epoch by name; the names are the run's ``reported_terms``.
         before: Accuracy before training, with what the server sent installed.
         after: Accuracy after training.
         seconds: Time the client spent on the message.
-        arrays: Rows that parts send, by the names of their fields; the first axis is that of ``contribution``.
+        arrays: Rows that parts send, by the names of their fields; the first axis is that of ``means``.
     """
 
-    contribution: ClassRows
+    means: ClassRows
     scatter: float
     losses: Mapping[str, float]
     before: Evaluation
@@ -72,7 +72,7 @@ class TrainReply:
 
 def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
     """Encode what a client sends after training on ``broadcast``."""
-    sent = reply.contribution
+    sent = reply.means
     arrays = {"class-ids": sent.class_ids, "proto": sent.rows, "count": sent.counts, **reply.arrays}
     content = RecordDict(
         {
@@ -98,7 +98,7 @@ def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> R
 def payload_bytes(reply: TrainReply, dtype: str = "float32") -> int:
     """Return the payload of a reply's rows in bytes: ids, rows with their scales, and counts, without any framing."""
     form = FORMATS[dtype]
-    sent = reply.contribution
+    sent = reply.means
     tensors = {"class-ids": sent.class_ids, "proto": sent.rows, "count": sent.counts, **reply.arrays}
     return sum(_bytes_of(tensor, UP[name], form) for name, tensor in tensors.items())
 
@@ -136,7 +136,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     _check_declared(ids, counts, samples, expected.train_counts)
     shared = read_shared(content, expected.shared)
     return TrainReply(
-        contribution=ClassRows(ids, means, counts, samples),
+        means=ClassRows(ids, means, counts, samples),
         scatter=number_of(metrics, "scatter", 0.0),
         losses={name: number_of(metrics, f"loss-{name}") for name in expected.terms},
         before=read_evaluation(metrics, "before"),

@@ -50,7 +50,7 @@ def sent(content: RecordDict) -> RecordDict:
 
 def train_reply(**changes: Any) -> wire.TrainReply:
     values: dict[str, Any] = {
-        "contribution": ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
+        "means": ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
         "scatter": 0.25,
         "losses": dict.fromkeys(wire.LOSSES, 0.5),
         "before": wire.Evaluation(correct=2, total=8),
@@ -147,10 +147,10 @@ def test_a_broadcast_of_settings_alone_holds_no_arrays():
 
 def test_train_reply_arrives_as_it_was_sent():
     reply = read(reply_content())
-    assert torch.equal(reply.contribution.class_ids, torch.tensor([0, 2]))
-    assert torch.equal(reply.contribution.rows, MEANS)
-    assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
-    assert reply.contribution.samples == 13
+    assert torch.equal(reply.means.class_ids, torch.tensor([0, 2]))
+    assert torch.equal(reply.means.rows, MEANS)
+    assert torch.equal(reply.means.counts, torch.tensor([9, 4]))
+    assert reply.means.samples == 13
     assert (reply.scatter, reply.seconds, reply.losses) == (0.25, 0.75, dict.fromkeys(wire.LOSSES, 0.5))
     assert reply.before == wire.Evaluation(correct=2, total=8)
     assert reply.after == wire.Evaluation(correct=5, total=8, correct_prototype=6)
@@ -169,8 +169,8 @@ def test_whole_number_scalars_keep_their_shape():
 
 def test_reply_without_rows_is_welcome():
     none = torch.zeros(0, dtype=torch.int64)
-    reply = read(reply_content(contribution=ClassRows(none, torch.zeros(0, 3), none, samples=0)))
-    assert reply.contribution.rows.shape == (0, 3)
+    reply = read(reply_content(means=ClassRows(none, torch.zeros(0, 3), none, samples=0)))
+    assert reply.means.rows.shape == (0, 3)
 
 
 def test_evaluation_arrives_as_it_was_sent():
@@ -259,10 +259,10 @@ def test_wrong_value_is_refused(record, key, value, told):
 def test_more_samples_than_the_client_told_of_are_refused(counts, samples, told):
     """Its counts are its weight in the averages. Fewer are fine: what is of small classes is not sent."""
     expected = dataclasses.replace(EXPECTED, train_counts=(9, 2, 4, 0))
-    assert read(reply_content(), expected).contribution.samples == 13
+    assert read(reply_content(), expected).means.samples == 13
     contribution = ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor(counts), samples)
     with pytest.raises(MoreSamples, match=told):
-        read(reply_content(contribution=contribution), expected)
+        read(reply_content(means=contribution), expected)
 
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None])
@@ -385,21 +385,21 @@ def test_norm_is_not_fooled_by_overflow():
 
 
 def test_row_at_the_limit_is_welcome():
-    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).contribution.rows[0, 0] == 100
+    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).means.rows[0, 0] == 100
 
 
 def test_values_at_their_limits_are_welcome():
     counts = torch.tensor([1, 2**40 - 1])
     reply = read(
         reply_content(
-            contribution=ClassRows(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
+            means=ClassRows(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
             scatter=0.0,
             seconds=0.0,
             before=wire.Evaluation(correct=0, total=0, correct_prototype=0),
             after=wire.Evaluation(correct=8, total=8, correct_prototype=8),
         )
     )
-    assert torch.equal(reply.contribution.counts, counts)
+    assert torch.equal(reply.means.counts, counts)
     assert (reply.before.correct_prototype, reply.after.correct_prototype) == (0, 8)
     one = dataclasses.replace(
         INFO, classes=("x" * 4096,), train_counts=(0,), test_counts=(0,), shared={"w": ("float32", (0, 3))}
@@ -411,7 +411,7 @@ def test_order_of_storage_is_no_matter_to_an_array_with_one_axis():
     content = reply_content()
     data = npy(header((2,), "<i8", fortran=True), np.array([9, 4], "<i8").tobytes())
     content["arrays"]["count"] = Array("int64", (2,), "numpy.ndarray", data)
-    assert read(sent(content)).contribution.counts.tolist() == [9, 4]
+    assert read(sent(content)).means.counts.tolist() == [9, 4]
 
 
 # Refusals of forged arrays: declared shape, header and length must agree before anything is decoded.
@@ -483,14 +483,14 @@ def test_rows_arrive_within_half_a_step(dtype, error):
     content = rounded(dtype, gradients=1e-5 * MEANS, classifier=(weight, bias))
     reply = read(content, rounding(dtype, max_gradient=1.0, classifier=True, max_norm=1e5))
     for sent_rows, came in (
-        (MEANS, reply.contribution.rows),
+        (MEANS, reply.means.rows),
         (1e-5 * MEANS, reply.gradients),
         (weight, reply.classifier[0]),
     ):
         assert came.dtype == torch.float32
         assert ((came - sent_rows).abs() <= 1.0001 * error * sent_rows.abs().amax(-1, keepdim=True)).all()
     assert torch.equal(reply.classifier[1], bias)
-    assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
+    assert torch.equal(reply.means.counts, torch.tensor([9, 4]))
     stored = {name: array.dtype for name, array in content["arrays"].items()}
     assert (stored["proto"], stored["grad"], stored["grad-weight"], stored["grad-bias"]) == (*[dtype] * 3, "float32")
 
@@ -539,7 +539,7 @@ def test_a_rounded_row_that_is_not_finite_is_refused(dtype, bad):
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, bad, 6.0]])
     held = ClassRows(torch.tensor([0, 2]), means, torch.tensor([9, 4]), samples=13)
     with pytest.raises(WireError, match=r"array 'proto' holds NaN or infinity, shape \(2, 3\)"):
-        read(rounded(dtype, contribution=held), rounding(dtype))
+        read(rounded(dtype, means=held), rounding(dtype))
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -607,10 +607,10 @@ def test_a_gradient_at_its_limit_may_be_rounded_up():
     row[0, 0] = 127.0
     held = ClassRows(torch.tensor([1]), row, torch.tensor([4]), samples=4)
     expected = rounding("int8", feature_dim=512, max_norm=1e3, max_gradient=float(row.norm()))
-    reply = read(rounded("int8", contribution=held, gradients=row), expected)
+    reply = read(rounded("int8", means=held, gradients=row), expected)
     assert float(reply.gradients.norm()) > float(row.norm())
     with pytest.raises(WireError, match="no gradient through its head is longer"):
-        read(rounded("int8", contribution=held, gradients=1.2 * row), expected)
+        read(rounded("int8", means=held, gradients=1.2 * row), expected)
 
 
 def test_a_wire_dtype_nobody_knows_is_refused():
