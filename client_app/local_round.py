@@ -148,7 +148,7 @@ def _start(client: Client, broadcast: wire.Broadcast) -> _Start:
     """Load the model, and evaluate and measure what is needed before training."""
     data, parts = client.data, client.parts
     loaded = open_model(client, broadcast, before=broadcast.server_round)
-    own = loaded.own
+    own = loaded.own_means
     unknown = own is None and any(part.needs_means for part in parts)
     early = _measuring(parts, "before")
     features = extract(loaded.model, data.train_x) if early or unknown else None
@@ -184,7 +184,7 @@ def _finish(
     statistics = running or statistics_of(model, data, features)
     own = own_means(statistics, data)
     # Features have moved, and so has their map into the server's frame.
-    view = dataclasses.replace(start.view, own=own)
+    view = dataclasses.replace(start.view, own_means=own)
     tested = evaluate_model(model, data, view)
     arrays = {**start.measured, **_measured(late, model, data, features, view)}
     rows = _class_means(statistics, data, client.config)
@@ -220,7 +220,7 @@ def _view(client: Client, broadcast: wire.Broadcast, own: OwnMeans | None, modul
         server_round=broadcast.server_round,
         frame=client.config.frame,
         arrays=broadcast.arrays,
-        own=own,
+        own_means=own,
         num_classes=client.num_classes,
         feature_dim=client.spec.feature_dim,
         device=client.device,

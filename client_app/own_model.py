@@ -31,13 +31,13 @@ class LoadedModel(NamedTuple):
         model: The model.
         modules: What parts of the method keep beside it, by name.
         tested: Its accuracy on the test data; ``None`` if it must be measured.
-        own: Its class means of the training data; ``None`` if they must be measured.
+        own_means: Its class means of the training data; ``None`` if they must be measured.
     """
 
     model: FeatureModel
     modules: dict[str, nn.Module]
     tested: wire.Evaluation | None
-    own: OwnMeans | None
+    own_means: OwnMeans | None
 
 
 def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.device, seed: int) -> FeatureModel:
@@ -116,7 +116,7 @@ def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> Loaded
     install(loaded, broadcast.shared, client)
     changed = {name.partition(".")[0] for name in broadcast.shared} & dict(loaded.model.named_children()).keys()
     if changed:
-        loaded = loaded._replace(tested=None, own=loaded.own if changed == {"head"} else None)
+        loaded = loaded._replace(tested=None, own_means=loaded.own_means if changed == {"head"} else None)
     return loaded
 
 

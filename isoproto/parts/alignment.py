@@ -176,7 +176,7 @@ class Alignment(Part):
     def rows(self, view: View) -> Rows | None:
         """Return the prototypes to align to in the client's coordinates, or ``None`` if there are none."""
         if self.anchors == "own":
-            return None if view.own is None else (view.own.means, view.own.present)
+            return None if view.own_means is None else (view.own_means.means, view.own_means.present)
         return view.prototypes()
 
     def own_relations(self, view: View) -> Tensor | None:
@@ -186,9 +186,9 @@ class Alignment(Part):
         if self.anchors == "private":
             everything = torch.ones(view.num_classes, dtype=torch.bool)
             return self._shrunk(_simplex(view.num_classes), 1.0, everything).float()
-        if view.own is None:
+        if view.own_means is None:
             return None
-        present, distances = self._of_one_client(view.own)
+        present, distances = self._of_one_client(view.own_means)
         return self._shrunk(distances, self.shrink, present).float()
 
     def _of_one_client(self, own: OwnMeans) -> tuple[Tensor, Tensor]:

@@ -137,9 +137,11 @@ class AnchorLosses(Part):
         if found is None:
             return None
         margin = torch.zeros(())
-        if view.own is not None and self.margin != "none":
+        if view.own_means is not None and self.margin != "none":
             true_mean = self.margin == "present"
-            margin = client_margin(view.own.means, view.own.present, norm="present" if true_mean else "literal")
+            margin = client_margin(
+                view.own_means.means, view.own_means.present, norm="present" if true_mean else "literal"
+            )
         return Anchors.of(
             *found,
             temperature=self.temperature,
@@ -157,11 +159,11 @@ class AnchorLosses(Part):
             zeros = torch.zeros(view.num_classes, view.feature_dim)
             return *summaries(noise.vectors(zeros, everything, "private", view.client)), everything
         if self.anchors == "own":
-            if view.own is None:
+            if view.own_means is None:
                 return None
             about = dataclasses.replace(self.start, noise=False)  # noise would know nothing of the client
-            vectors = about.vectors(view.own.means, view.own.present, "own", view.client)
-            return *summaries(vectors), view.own.present
+            vectors = about.vectors(view.own_means.means, view.own_means.present, "own", view.client)
+            return *summaries(vectors), view.own_means.present
         return self._from_the_server(view, everything)
 
     def _from_the_server(self, view: View, everything: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

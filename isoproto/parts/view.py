@@ -47,7 +47,7 @@ class View:
         frame: The setting `frame`.
         arrays: What the server sent, by the names of the parts' fields.
         modules: Modules that parts keep on the client, by name.
-        own: The client's class means; ``None`` before its first pass, or where no part needs them.
+        own_means: The client's class means; ``None`` before its first pass, or where no part needs them.
         num_classes: C.
         feature_dim: d.
         device: Where the client computes. What the server sent and ``own`` are on the CPU.
@@ -57,7 +57,7 @@ class View:
     server_round: int
     frame: str
     arrays: Arrays
-    own: OwnMeans | None
+    own_means: OwnMeans | None
     num_classes: int
     feature_dim: int
     device: torch.device = CPU
@@ -76,11 +76,11 @@ class View:
 
         ``None`` in the shared frame, where none is needed, and below two common classes, where there is none.
         """
-        if self.frame == "shared" or self.own is None or self.sent is None:
+        if self.frame == "shared" or self.own_means is None or self.sent is None:
             return None
         prototypes, present = self.sent
-        common = self.own.present & present
-        return similarity_map(self.own.means[common], prototypes[common], self.own.counts[common])
+        common = self.own_means.present & present
+        return similarity_map(self.own_means.means[common], prototypes[common], self.own_means.counts[common])
 
     def prototypes(self) -> Rows | None:
         """Return the global prototypes in the client's coordinates, or ``None`` if it has no map to them."""
