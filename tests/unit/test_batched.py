@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from client_app import batched
-from client_app.batched import FASTER_TOGETHER, Member, stackable, train_together, trains_faster_together
+from client_app import batched, stacked
+from client_app.batched import FASTER_TOGETHER, Member, train_together, trains_faster_together
+from client_app.stacked import stackable
 from client_app.training import TERMS, Alignment, Anchoring, LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
@@ -112,8 +113,8 @@ def test_by_every_optimiser(optimizer, momentum, sizes):
 def test_who_has_much_more_goes_on_without_the_others(optimizer, monkeypatch):
     """Not a bit changes; what the optimiser moves in each step is what is left."""
     sizes, settings = [], dataclasses.replace(SETTINGS, optimizer=optimizer)
-    narrowed = batched._Stack.narrowed
-    monkeypatch.setattr(batched._Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
+    narrowed = stacked.Stack.narrowed
+    monkeypatch.setattr(stacked.Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
     found, shape = clients("mlp", UNEVEN), create_model("mlp", SPEC, 9)
     together = train_together(shape, members(found, alignment("gcsa")), settings)
     assert sizes == [2, 1]
