@@ -15,7 +15,7 @@ from isoproto import wire
 from isoproto.engines.host import Host, flower_host
 from isoproto.errors import WireError
 
-# One thread per worker: the simulation runs a worker per core, and small models crawl with more.
+# A simulation runs one worker per core. With more threads in each, small models train much slower.
 torch.set_num_threads(1)
 
 
@@ -30,7 +30,7 @@ def make_app(host_of: Callable[[], Host]) -> ClientApp:
 
     @made.query()
     def query(message: Message, context: Context) -> Message:
-        """Say who this client is and what it has."""
+        """Tell the server who this client is and which data it has."""
         return answer_query(message, context, host_of())
 
     @made.train()
@@ -67,11 +67,11 @@ def answer(message: Message, context: Context, host: Host, work: Work, steps: Wo
     """Answer for this node's client, or for all clients that the message names.
 
     Args:
-        message: What the server asks.
+        message: The server's message.
         context: The node's context.
         host: Whether the node is simulated. A real device answers for itself alone.
-        work: What a client does.
-        steps: The same as a generator, for clients that train batched.
+        work: Runs one client and returns its reply.
+        steps: Does the same as a generator, for clients that train together.
     """
     node = context.node_config
     hosted = wire.read_hosted(message.content)
