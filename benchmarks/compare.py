@@ -7,7 +7,7 @@ checkout: all methods on digits4, both partitions, and the settings that take ot
 what each run leaves behind:
 
 - the lines of ``metrics.jsonl``, the order of their keys included, without times;
-- ``summary.json``, ``partition.json`` and the settings of the run;
+- ``summary.json``, ``partition.json`` and the settings of the run, without settings that only AFTER has;
 - tensors and values of the checkpoints, and all saved models of all clients;
 - the content of every message to and from a client, array by array (only in process, where one can listen).
 
@@ -346,7 +346,22 @@ def compare(name: str, works: tuple[Work, Work], cache: Path) -> str:
         before, after = (results(work, cache) for work in works)
     except (RuntimeError, subprocess.TimeoutExpired, OSError) as err:
         return f"failed: {err}"
-    return difference(before, after) or "equal"
+    return difference(before, without_new_settings(before, after)) or "equal"
+
+
+def without_new_settings(before: Any, after: Any) -> Any:
+    """Leave out of a result the settings that only the later checkout has. A run that compares equal does not use them.
+
+    Example:
+        >>> before = {"settings": ["a = 1"], "summary": {"settings": {"a": 1}}}
+        >>> after = {"settings": ["a = 1", "b = 2"], "summary": {"settings": {"a": 1, "b": 2}}}
+        >>> without_new_settings(before, after) == before
+        True
+    """
+    known = before["summary"]["settings"]
+    lines = [line for line in after["settings"] if line.split(" = ")[0].strip(chr(34)) in known]
+    kept = {key: value for key, value in after["summary"]["settings"].items() if key in known}
+    return {**after, "settings": lines, "summary": {**after["summary"], "settings": kept}}
 
 
 def main() -> int:
