@@ -21,12 +21,12 @@ from isoproto.seeding import torch_generator
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
-_META_FEATURES = 50  # per class, as in the published code
+_META_FEATURES = 50  # made-up features per class, as in the published code
 
 
 @dataclass(frozen=True)
 class MetaFeatures(PartState):
-    """Features that produce the clients' classifier gradients ``[C, m, d]``, and the classes that have some ``[C]``."""
+    """Features fitted to the clients' classifier gradients ``[C, m, d]``, and which classes have any ``[C]``."""
 
     meta: Tensor
     meta_known: Tensor
@@ -65,16 +65,16 @@ class Retrain(Part):
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """Classifier gradients."""
+        """Classifier gradients, always."""
         return self.up
 
     @property
     def measures(self) -> str:
-        """When gradients are taken."""
+        """Gradients are measured before or after training, as the settings say."""
         return "before" if self.head.early else "after"
 
     def measure(self, measured: Measured) -> Arrays:
-        """Take the mean gradient of each class with respect to the client's classifier."""
+        """Return the mean gradient of each class with respect to the client's classifier."""
         features, labels = self.samples.chosen(measured.features, measured.labels, measured.view)
         of_weight, of_bias = classifier_gradients(features, labels, *measured.head())
         return {"grad-weight": of_weight.cpu(), "grad-bias": of_bias.cpu()}

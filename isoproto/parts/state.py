@@ -1,4 +1,4 @@
-"""What a server knows between rounds: one frozen value, replaced not edited. It is the checkpoint."""
+"""The server's state between rounds: a frozen value that each round replaces. It is written as the checkpoint."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,9 +10,9 @@ from isoproto.runs.checkpoint import Checkpoint
 
 
 class LastAccuracy(NamedTuple):
-    """A client's newest own-model accuracy: samples right by its head, of how many, after which round.
+    """The newest accuracy of a client's own model: correct samples, test samples, and the round that it is from.
 
-    A tuple, as a checkpoint holds it: making 5,000 of them out of dataclasses took a third of a small round.
+    It is a tuple, as in a checkpoint. Converting 5,000 dataclasses took a third of a small round.
     """
 
     correct: int
@@ -26,13 +26,13 @@ class ServerState:
     """State of a federation after a round.
 
     Attributes:
-        server_round: The round that is over; 0 before any.
+        server_round: The last round that is over; 0 before round 1.
         prototypes: Global prototypes, shape ``[C, d]``, float32; rows that are not present are zero.
-        present: Which classes have one, shape ``[C]``, bool.
+        present: Which classes have a prototype, shape ``[C]``, bool.
         age: Rounds since each class was last sent, shape ``[C]``, int64.
         shared: Averaged weights by name; empty unless the strategy shares some.
         memory: What parts keep between rounds, by name; see ``isoproto.parts.base.PartState``.
-        figures: What parts say about the round, for the metrics.
+        figures: Figures of the round that parts add to the metrics.
         accuracy: The newest accuracy of every client.
         empty_rounds: Rounds in a row without enough good replies.
     """
@@ -49,7 +49,7 @@ class ServerState:
 
     @classmethod
     def start(cls, num_classes: int, feature_dim: int) -> "ServerState":
-        """Return the state before round 1: nothing is known."""
+        """Return the state before round 1, without prototypes."""
         return cls(
             prototypes=torch.zeros(num_classes, feature_dim),
             present=torch.zeros(num_classes, dtype=torch.bool),
