@@ -174,10 +174,10 @@ def _check_declared(ids: Tensor, counts: Tensor, samples: int, declared: Sequenc
         worst = int(more.nonzero()[0])
         class_id = int(ids[worst])
         raise MoreSamples(
-            f"array 'count': {int(counts[worst])} samples of class {class_id}, told were {declared[class_id]}"
+            f"array 'count': {int(counts[worst])} samples of class {class_id}, the client declared {declared[class_id]}"
         )
     if samples > sum(declared):
-        raise MoreSamples(f"metric 'samples': {samples}, told were {sum(declared)}")
+        raise MoreSamples(f"metric 'samples': {samples}, the client declared {sum(declared)}")
 
 
 def _read_rows(

@@ -251,9 +251,9 @@ def test_wrong_value_is_refused(record, key, value, told):
 @pytest.mark.parametrize(
     ("counts", "samples", "told"),
     [
-        ((10, 4), 14, r"array 'count': 10 samples of class 0, told were 9"),
-        ((9, 2**39), 2**40, r"array 'count': 549755813888 samples of class 2, told were 4"),
-        ((9, 4), 16, r"metric 'samples': 16, told were 15"),
+        ((10, 4), 14, r"array 'count': 10 samples of class 0, the client declared 9"),
+        ((9, 2**39), 2**40, r"array 'count': 549755813888 samples of class 2, the client declared 4"),
+        ((9, 4), 16, r"metric 'samples': 16, the client declared 15"),
     ],
 )
 def test_more_samples_than_the_client_told_of_are_refused(counts, samples, told):
