@@ -25,12 +25,12 @@ _log = logging.getLogger("isoproto")
 
 @contextlib.contextmanager
 def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
-    """Write summary and report when the block ends, however it ends."""
+    """Write summary and report when the block ends, also if it raises."""
     try:
         yield
     except BaseException as err:
         _log.error("the run failed: %s", err)
-        with contextlib.suppress(Exception):  # the first error is the one to show
+        with contextlib.suppress(Exception):  # the user sees the first error, not one that follows from it
             folder.commit()
         with contextlib.suppress(Exception):
             _write_summary(folder, config, f"{type(err).__name__}: {err}")
@@ -69,5 +69,5 @@ def _data_notes(config: RunConfig) -> list[str]:
     """Return the notes on the run's data set, or none where only the clients have the data."""
     try:
         return list(load_dataset(config.data, config.data_dir).notes)
-    except (ConfigError, DataError, OSError):  # such as a function of the clients' own, or a folder that is not here
+    except (ConfigError, DataError, OSError):  # a function or a folder that only the clients have
         return []

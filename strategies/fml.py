@@ -5,7 +5,7 @@ from strategies.base import PrototypeStrategy
 
 
 class FML(PrototypeStrategy):
-    r"""Share a small model that learns from, and teaches, each client's own.
+    r"""Share a small model. On each client it and the client's own model learn from each other.
 
     .. math::
         L = \alpha CE(\ell, y) + (1 - \alpha) KL(\ell_g \| \ell), \qquad
