@@ -1,8 +1,8 @@
 """Read the run configuration, Flower's flat mapping, into one frozen dataclass.
 
 Flower passes ``dict[str, bool | int | float | str]``, without lists and ``None``. So a list is written as text, and the
-word ``auto`` means that the strategy decides. Every default is also in ``pyproject.toml``, because Flower only overrides
-keys that are listed there. A test compares the two.
+word ``auto`` means that the strategy decides. Every default is also in ``pyproject.toml``, because Flower can only
+override keys that are listed there. A test compares the two.
 """
 
 import dataclasses

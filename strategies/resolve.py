@@ -7,8 +7,8 @@ from typing import Any
 
 from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.errors import ConfigError
-from isoproto.losses import LOSSES, structural
-from isoproto.parts import PARTS, TERMS
+from isoproto.losses import LOSSES, AlignmentLoss, structural
+from isoproto.parts import PARTS, TERMS, Part
 from isoproto.registry import lookup
 
 # Settings of the alignment loss. A method's values of them are only for the method's own loss.
@@ -84,9 +84,12 @@ def resolve(config: RunConfig, method: MethodSettings) -> RunConfig:
             ``missing``: they are for the strategy's own alignment loss, and another loss brings its values with it.
 
     Raises:
-        ConfigError: If an alignment is asked for without prototypes to align to, or settings contradict each other.
+        ConfigError: If no table has a name in `alignment`, if an alignment is asked for without prototypes to align
+            to, or if settings contradict each other.
     """
     config = _with_axes(config, method)
+    for term in config.terms:
+        _term(term)
     config = _with_defaults(config, method)
     for conflict in CONFLICTS:
         if conflict.applies(config):
@@ -114,8 +117,15 @@ def _with_axes(config: RunConfig, method: MethodSettings) -> RunConfig:
     return _fill(config, {key: getattr(method, key) for key in ("prototypes", "alignment", "share")})
 
 
+def _term(name: str) -> AlignmentLoss | type[Part]:
+    """Look up a name in `alignment`."""
+    known: dict[str, AlignmentLoss | type[Part]] = {**LOSSES, **TERMS}
+    return lookup(known, "alignment", name)
+
+
 def _needs_prototypes(term: str) -> bool:
-    return term in LOSSES or lookup(TERMS, "alignment", term).needs_prototypes
+    found = _term(term)
+    return isinstance(found, AlignmentLoss) or found.needs_prototypes
 
 
 def _with_defaults(config: RunConfig, method: MethodSettings) -> RunConfig:

@@ -22,7 +22,11 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
+import isoproto.parts
 from isoproto.engines.in_process import InProcessGrid
+from isoproto.parts import Part
+from isoproto.wire.broadcast import DOWN
+from isoproto.wire.train_reply import UP
 
 Fault = Callable[["FaultyGrid", Message, Callable[[], Message]], Iterable[Message]]
 
@@ -297,3 +301,14 @@ def write_pictures(path: Path, *, samples: int = 240, classes: int = 4, side: in
         }
     np.savez(path, **arrays)
     return path
+
+
+# Parts
+
+
+def add_part(monkeypatch: pytest.MonkeyPatch, part: type[Part]) -> None:
+    """Put a part where ``PARTS`` ends, as one more line there does."""
+    monkeypatch.setattr("isoproto.parts.PARTS", (*isoproto.parts.PARTS, part))
+    for known, declared in ((DOWN, part.down), (UP, part.up)):
+        for field in declared:
+            monkeypatch.setitem(known, field.name, field)

@@ -41,10 +41,13 @@ from settings import plain_settings  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from client_app.batched import Member, train_together  # noqa: E402
-from client_app.training import Alignment, Anchoring, extract, train  # noqa: E402
+from client_app.training import extract, train  # noqa: E402
 from isoproto.data import ClientData  # noqa: E402
 from isoproto.losses import LOSSES  # noqa: E402
 from isoproto.losses.anchors import Anchors  # noqa: E402
+from isoproto.parts.alignment import AlignmentTerm  # noqa: E402
+from isoproto.parts.anchors import AnchorTerm  # noqa: E402
+from isoproto.parts.base import LossTerm  # noqa: E402
 from models import FeatureModel, ModelSpec, create_model  # noqa: E402
 
 
@@ -112,17 +115,17 @@ def bare_epoch(model: FeatureModel, data: ClientData, size: Size) -> None:
         optimizer.step()
 
 
-def make_kinds(size: Size, device: torch.device) -> dict[str, dict[str, Any]]:
-    """Return the arguments of ``train`` for each kind of step."""
+def make_kinds(size: Size, device: torch.device) -> dict[str, list[LossTerm]]:
+    """Return the loss terms of each kind of step."""
     prototypes = torch.randn(size.classes, size.width, generator=torch.Generator().manual_seed(1)).to(device)
     present = torch.ones(size.classes, dtype=torch.bool, device=device)
-    kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
+    kinds: dict[str, list[LossTerm]] = {"cross-entropy": []}
     for name in ("gcsa", "rcsa"):
         loss = LOSSES[name]
         target = loss.target(prototypes, present)
-        kinds[name] = {"alignment": Alignment(loss=loss, target=target, present=present, lambda_=1.0, gamma=1.0)}
+        kinds[name] = [AlignmentTerm(loss=loss, target=target, present=present, lambda_=1.0, gamma=1.0)]
     anchors = Anchors.of(prototypes / size.width**0.5, prototypes, present, margin=0.1, form="normalised")
-    kinds["hpcl + hpal"] = {"alignment": None, "anchoring": Anchoring(anchors=anchors, pcl=1.0, pal=1.0)}
+    kinds["hpcl + hpal"] = [AnchorTerm(anchors=anchors, pcl=1.0, pal=1.0)]
     return kinds
 
 
@@ -141,9 +144,9 @@ def measure_epochs(size: Size, device: torch.device) -> dict[str, Any]:
         if name == "bare":
             bare_epoch(models[name], data, size)
         elif name == "float32":
-            train(models[name], data, plain_settings(size.batch, RATE), alignment=None, generator=generator)
+            train(models[name], data, plain_settings(size.batch, RATE), [], generator)
         else:
-            train(models[name], data, plain_settings(size.batch, RATE, amp="bf16"), generator=generator, **kinds[name])
+            train(models[name], data, plain_settings(size.batch, RATE, amp="bf16"), kinds[name], generator)
 
     found: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(size.turns + 1):
@@ -172,7 +175,7 @@ def measure_memory(size: Size, device: torch.device) -> dict[str, Any]:
         for index, model in enumerate(host):
             model.to(device)
             generator = torch.Generator().manual_seed(number)
-            train(model, data, plain_settings(size.batch, RATE, amp="bf16"), alignment=None, generator=generator)
+            train(model, data, plain_settings(size.batch, RATE, amp="bf16"), [], generator)
             extract(model, data.train_x)
             host[index] = model.cpu()
         if device.type == "cuda":
@@ -204,12 +207,12 @@ def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str,
     def one_by_one() -> list[dict[str, torch.Tensor]]:
         for i, (model, start, held) in enumerate(zip(models, starts, data, strict=True)):
             model.load_state_dict(start)
-            train(model, held, own, alignment=None, generator=torch.Generator().manual_seed(i))
+            train(model, held, own, [], torch.Generator().manual_seed(i))
         return [dict(model.named_parameters()) for model in models]
 
     def together() -> list[dict[str, torch.Tensor]]:
         members = [
-            Member(parameters=start, data=held, alignment=None, generator=torch.Generator().manual_seed(i))
+            Member(parameters=start, data=held, generator=torch.Generator().manual_seed(i))
             for i, (start, held) in enumerate(zip(starts, data, strict=True))
         ]
         return [trained.parameters for trained in train_together(models[0], members, own)]

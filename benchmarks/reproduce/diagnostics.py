@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from cells import EARLIER, ROOT
 from matplotlib.figure import Figure
-from strategies.hyper import vectors
-from strategies.state import ServerState
 
 import server_app.app
 from benchmarks.record import record
@@ -26,6 +24,8 @@ from isoproto.config import RunConfig
 from isoproto.data import load_dataset
 from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
 from isoproto.geometry.class_sums import ClassSums
+from isoproto.parts import ServerState
+from isoproto.parts.hyper import HyperPrototypes
 from isoproto.runs.run_folder import show_log
 from models import ModelSpec, create_model
 from strategies import STRATEGIES
@@ -68,13 +68,16 @@ def distances(config: RunConfig, states: list[ServerState]) -> dict[str, list[fl
     data = load_dataset(config.data, config.data_dir)
     spec = ModelSpec(*data.x.shape[1:], config.feature_dim, len(data.classes))
     train = ~data.test
+    part = HyperPrototypes.of(config)
+    if part is None:
+        raise ValueError("the run has no hyper-prototypes")
     found: dict[str, list[float]] = {"averaged prototypes": [], "hyper-prototypes": []}
     for state in states:
         model = create_model(config.models, spec, 0)
         model.load_state_dict(state.shared)
         central = ClassSums.of(extract(model, data.x[train]), data.y[train], len(data.classes)).mean()
         radius = (central - central.mean(0)).norm(dim=1).mean()
-        for name, rows in zip(found, (state.prototypes, vectors(state, config).mean(1)), strict=True):
+        for name, rows in zip(found, (state.prototypes, part.vectors(state).mean(1)), strict=True):
             found[name].append(float((rows - central).norm(dim=1).mean() / radius))
     return found
 

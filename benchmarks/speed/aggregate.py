@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import torch
 from machine import median_seconds, options, write_results
-from strategies.state import ServerState
 
 from isoproto.config import RunConfig
 from isoproto.geometry.prototypes import ClassRows, average_prototypes
-from strategies import STRATEGIES, hyper
+from isoproto.parts import Sent, ServerState, parts_of
+from strategies import STRATEGIES
 
 CLIENTS, CLASSES, HELD, WIDTH, TARGET = 1000, 100, 20, 512, 1.0
 
 
-def make_replies() -> list[hyper.Sent]:
+def make_replies() -> list[Sent]:
     """Return what the clients send: each holds 20 of 100 classes and uses other coordinates than the others."""
     generator = torch.Generator().manual_seed(0)
     true = torch.randn(CLASSES, WIDTH, generator=generator)
@@ -30,28 +30,31 @@ def make_replies() -> list[hyper.Sent]:
         shift = torch.randint(0, WIDTH, (), generator=generator)  # a rotation that costs nothing to make
         rows = true[ids].roll(int(shift), 1) + 0.1 * torch.randn(HELD, WIDTH, generator=generator)
         gradients = 0.01 * torch.randn(HELD, WIDTH, generator=generator)
-        replies.append(hyper.Sent(ClassRows(ids, rows, counts, int(counts.sum())), 5.0, gradients))
+        replies.append(Sent(ClassRows(ids, rows, counts, int(counts.sum())), 5.0, {"grad": gradients}, {}))
     return replies
 
 
-def averages(replies: list[hyper.Sent]) -> None:
+def averages(replies: list[Sent]) -> None:
     """Average prototypes and gradients in the coordinates of the clients."""
     average_prototypes([s.means for s in replies], CLASSES, WIDTH)
-    rows = [s.means._replace(rows=s.gradients) for s in replies if s.gradients is not None]
+    rows = [found for s in replies if (found := s.rows("grad")) is not None]
     average_prototypes(rows, CLASSES, WIDTH, weighting="uniform")
 
 
-def flagship(replies: list[hyper.Sent], frame: str) -> Callable[[], object]:
+def flagship(replies: list[Sent], frame: str) -> Callable[[], object]:
     """Return the server's work in a later round of isoproto: relations, frame, gradient matching."""
     asked = RunConfig(strategy="isoproto", frame=frame, feature_dim=WIDTH)
     config = STRATEGIES["isoproto"].resolve(asked)
-    state = hyper.relate(ServerState.start(CLASSES, WIDTH), config, replies)
+    parts = parts_of(config)
 
-    def fold() -> ServerState:
-        after = hyper.relate(dataclasses.replace(state, figures={}), config, replies)
-        return hyper.describe(hyper.learn(state, after, config, replies), config, replies)
+    def fold(before: ServerState) -> ServerState:
+        after = dataclasses.replace(before, figures={})
+        for part in parts:
+            after = part.fold(before, after, replies)
+        return after
 
-    return fold
+    later = fold(ServerState.start(CLASSES, WIDTH))
+    return lambda: fold(later)
 
 
 def main() -> None:

@@ -11,17 +11,19 @@ same machine. A ratio is computed in every turn; the result is the median of the
 import argparse
 import statistics
 import time
-from typing import Any
 
 import torch
 from machine import require_idle, write_results
 from settings import plain_settings
 
 from client_app.own_model import build_model
-from client_app.training import Alignment, Anchoring, train
+from client_app.training import train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
 from isoproto.losses.anchors import Anchors
+from isoproto.parts.alignment import AlignmentTerm
+from isoproto.parts.anchors import AnchorTerm
+from isoproto.parts.base import LossTerm
 from models import ModelSpec
 
 BATCH, WIDTH, CLASSES, TARGET = 100, 512, 100, 1.05
@@ -41,18 +43,16 @@ def make_data(steps: int) -> ClientData:
     return ClientData(pictures, labels, pictures[:0], labels[:0], tuple(map(str, range(CLASSES))))
 
 
-def make_kinds() -> dict[str, dict[str, Any]]:
-    """Return the arguments of ``train`` for each kind of step; the first kind is the reference."""
+def make_kinds() -> dict[str, list[LossTerm]]:
+    """Return the loss terms of each kind of step; the first kind is the reference."""
     prototypes = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1))
     present = torch.ones(CLASSES, dtype=torch.bool)
-    kinds: dict[str, dict[str, Any]] = {"cross-entropy": {"alignment": None}}
+    kinds: dict[str, list[LossTerm]] = {"cross-entropy": []}
     for name in ("gcsa", "rcsa"):
         target = LOSSES[name].target(prototypes, present)
-        kinds[name] = {
-            "alignment": Alignment(loss=LOSSES[name], target=target, present=present, lambda_=1.0, gamma=1.0)
-        }
+        kinds[name] = [AlignmentTerm(loss=LOSSES[name], target=target, present=present, lambda_=1.0, gamma=1.0)]
     anchors = Anchors.of(prototypes / WIDTH**0.5, prototypes, present, margin=0.1, form="normalised")
-    kinds["hpcl + hpal"] = {"alignment": None, "anchoring": Anchoring(anchors=anchors, pcl=1.0, pal=1.0)}
+    kinds["hpcl + hpal"] = [AnchorTerm(anchors=anchors, pcl=1.0, pal=1.0)]
     return kinds
 
 
@@ -68,7 +68,7 @@ def measure(architecture: str, turns: int) -> dict[str, dict[str, float]]:
         for kind in names[turn % len(names) :] + names[: turn % len(names)]:
             generator = torch.Generator().manual_seed(turn)
             began = time.perf_counter()
-            train(models[kind], data, SETTINGS, generator=generator, **kinds[kind])
+            train(models[kind], data, SETTINGS, kinds[kind], generator)
             if turn:  # the first turn is the warm-up
                 seconds[kind].append((time.perf_counter() - began) / steps)
     reference = seconds["cross-entropy"]

@@ -24,9 +24,10 @@ from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
 from client_app.batched import Member, train_together
-from client_app.training import Alignment, train
+from client_app.training import train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
+from isoproto.parts.alignment import AlignmentTerm
 from models import FeatureModel, ModelSpec, create_model
 
 CLIENTS, STEP_CLIENTS, BATCH, WIDTH, CLASSES = 32, 16, 10, 128, 10
@@ -48,13 +49,13 @@ def client_data(seed: int, device: torch.device) -> ClientData:
     return ClientData(x.to(device), y, x[:0], y[:0], tuple("0123456789"))
 
 
-def alignment(name: str, device: torch.device) -> Alignment | None:
-    """Return what FedSAF aligns to, or None without an alignment."""
+def terms_of(name: str, device: torch.device) -> tuple[AlignmentTerm, ...]:
+    """Return what FedSAF adds to the loss; nothing without an alignment."""
     if name == "none":
-        return None
+        return ()
     prototypes, present = torch.randn(CLASSES, WIDTH, generator=generator(0)), torch.ones(CLASSES, dtype=torch.bool)
     target = LOSSES[name].target(prototypes, present).to(device)
-    return Alignment(loss=LOSSES[name], target=target, present=present.to(device), lambda_=1.0, gamma=1.0)
+    return (AlignmentTerm(loss=LOSSES[name], target=target, present=present.to(device), lambda_=1.0, gamma=1.0),)
 
 
 def seconds(functions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
@@ -75,11 +76,11 @@ def whole_training(name: str, loss: str, clients: int, device: torch.device, rep
     models = [create_model(name, spec, seed).to(device) for seed in range(clients)]
     starts = [{key: t.detach().clone() for key, t in model.named_parameters()} for model in models]
     data = [client_data(seed, device) for seed in range(clients)]
-    goal = alignment(loss, device)
+    terms = terms_of(loss, device)
 
     def together() -> list[dict[str, Tensor]]:
         members = [
-            Member(parameters=start, data=own, alignment=goal, generator=generator(seed))
+            Member(parameters=start, data=own, generator=generator(seed), terms=terms)
             for seed, (start, own) in enumerate(zip(starts, data, strict=True))
         ]
         return [trained.parameters for trained in train_together(models[0], members, SETTINGS)]
@@ -87,7 +88,7 @@ def whole_training(name: str, loss: str, clients: int, device: torch.device, rep
     def one_by_one() -> None:
         for seed, (model, start, own) in enumerate(zip(models, starts, data, strict=True)):
             model.load_state_dict(start)
-            train(model, own, SETTINGS, goal, generator(seed))
+            train(model, own, SETTINGS, terms, generator(seed))
 
     one_by_one()
     apart = max(

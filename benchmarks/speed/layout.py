@@ -45,7 +45,7 @@ def measure(name: str, side: int, batch: int, samples: int, turns: int) -> dict[
     for turn in range(turns + 1):
         for model, found in zip(models, seconds, strict=True):
             began = time.perf_counter()
-            train(model, data, settings, None, torch.Generator().manual_seed(turn))
+            train(model, data, settings, [], torch.Generator().manual_seed(turn))
             extract(model, pictures)
             found.append(time.perf_counter() - began)
     plain, placed = (found[1:] for found in seconds)  # the first turn is the warm-up

@@ -15,6 +15,7 @@ from machine import write_results
 
 from isoproto import wire
 from isoproto.geometry.prototypes import ClassRows
+from isoproto.parts import reported_terms
 from isoproto.wire.rounding import FORMATS
 
 WIDTH, ROWS, CLASSES = 512, (5, 10, 20, 50, 100), 100
@@ -32,11 +33,11 @@ def make_reply(rows: int, gradients: bool) -> wire.TrainReply:
     return wire.TrainReply(
         means=ClassRows(ids, means, counts, int(counts.sum())),
         scatter=1 / 3,
-        losses=dict.fromkeys(wire.LOSSES, 1 / 3),
+        losses=dict.fromkeys(reported_terms(()), 1 / 3),
         before=accuracy,
         after=accuracy,
         seconds=1 / 3,
-        gradients=1e-3 * means.flip(0) if gradients else None,
+        arrays={"grad": 1e-3 * means.flip(0)} if gradients else {},
     )
 
 
@@ -56,9 +57,7 @@ def broadcast_bytes(dtype: str) -> int:
         experiment=EXPERIMENT,
         server_round=100,
         settings={"wire.dtype": dtype},
-        prototypes=rows,
-        present=torch.ones(CLASSES, dtype=torch.bool),
-        relations=rows @ rows.T,
+        arrays={"prototypes": rows, "present": torch.ones(CLASSES, dtype=torch.bool), "relations": rows @ rows.T},
     )
     return wire.serialised_bytes(wire.write_broadcast(broadcast))
 

@@ -11,8 +11,9 @@ from flwr.superlink.grid import HttpGrid
 
 from isoproto.errors import FederationError
 
-# Seconds between checks for replies. Flower's grids sleep 0.1 s (simulation) or 3 s (deployment), and a round of the demo
-# takes 2 s. Pauses are short only while the last few replies are missing, because a check takes CPU time from clients.
+# Seconds between checks for replies. Flower's grids sleep 0.1 s (simulation) or 3 s (deployment), and a round of the
+# demo takes 2 s. Pauses are short only while the last few replies are missing, because a check takes CPU time from
+# clients.
 _SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.015, 0.15, 0.5, 1.05, 2
 # The first check comes after this share of the time that the first reply took in the round before.
 _EARLY = 0.8

@@ -90,7 +90,7 @@ class Sent(NamedTuple):
     def rows(self, name: str) -> ClassRows | None:
         """Return an array as rows per class ``[P, ...]`` flattened to ``[P, m]``, or ``None`` if it was not sent."""
         array = self.arrays.get(name)
-        return None if array is None else self.means._replace(rows=array.flatten(1))
+        return None if array is None else self.means._replace(rows=array.unsqueeze(-1).flatten(1))
 
 
 class Batch(NamedTuple):

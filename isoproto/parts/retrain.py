@@ -82,7 +82,8 @@ class Retrain(Part):
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
         """Fit features to this round's gradients, and train a fresh classifier on them."""
         head = self.head.averaged(before, after)
-        weights, biases = ([row for s in sent if (row := s.rows(field.name)) is not None] for field in self.up)
+        weights = [row for s in sent if (row := s.rows("grad-weight")) is not None]
+        biases = [row for s in sent if (row := s.rows("grad-bias")) is not None]
         if head is None or not weights:
             return after
         classes, width = after.prototypes.shape

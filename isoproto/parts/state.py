@@ -1,12 +1,15 @@
 """The server's state between rounds: a frozen value that each round replaces. It is written as the checkpoint."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from isoproto.runs.checkpoint import Checkpoint
+if TYPE_CHECKING:
+    from isoproto.runs.checkpoint import Checkpoint
 
 
 class LastAccuracy(NamedTuple):
@@ -48,7 +51,7 @@ class ServerState:
     empty_rounds: int = 0
 
     @classmethod
-    def start(cls, num_classes: int, feature_dim: int) -> "ServerState":
+    def start(cls, num_classes: int, feature_dim: int) -> ServerState:
         """Return the state before round 1, without prototypes."""
         return cls(
             prototypes=torch.zeros(num_classes, feature_dim),
@@ -58,6 +61,10 @@ class ServerState:
 
     def to_checkpoint(self) -> Checkpoint:
         """Return the state as a checkpoint holds it."""
+        from isoproto.runs.checkpoint import (
+            Checkpoint,  # imported here, so that local training also runs without safetensors
+        )
+
         tensors = {"prototypes": self.prototypes, "present": self.present, "age": self.age}
         tensors |= {f"shared.{name}": tensor for name, tensor in self.shared.items()}
         tensors |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
@@ -65,7 +72,7 @@ class ServerState:
         return Checkpoint(self.server_round, tensors, values)
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint) -> "ServerState":
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> ServerState:
         """Return the state that ``to_checkpoint`` wrote."""
         tensors, values = checkpoint.tensors, checkpoint.values
 

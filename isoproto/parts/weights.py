@@ -31,7 +31,7 @@ class SharedWeights(Part):
     @classmethod
     def of(cls, config: RunConfig) -> SharedWeights | None:
         """Return the part if some weights are shared."""
-        return None if config.share == "none" else cls(config.share)
+        return cls(config.share) if config.share in _SHARES else None
 
     @property
     def asks(self) -> frozenset[str]:

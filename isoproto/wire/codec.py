@@ -149,7 +149,13 @@ def write_array(tensor: Tensor, dtype: torch.dtype) -> Array:
 
 
 def write_fields(tensors: Mapping[str, Tensor], fields: Mapping[str, Field], dtype: str) -> ArrayRecord:
-    """Encode arrays as their fields declare them. Fields that may be rounded travel in ``dtype``."""
+    """Encode arrays as their fields declare them. Fields that may be rounded travel in ``dtype``.
+
+    Raises:
+        ValueError: If no part declares an array.
+    """
+    if unknown := sorted(tensors.keys() - fields.keys()):
+        raise ValueError(f"arrays {unknown} are declared by no part; add a Field for each to the part that sends it")
     form, arrays = FORMATS[dtype], {}
     for name, field in fields.items():
         if name not in tensors:

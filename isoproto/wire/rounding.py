@@ -16,9 +16,9 @@ class RowFormat:
 
     With ``int8`` the scale is the largest magnitude over 127, and :math:`q` is the nearest whole number; halves are
     rounded to even numbers. The error of each number is at most :math:`s / 2`. With ``float16`` the scale is a power of
-    two, so that the largest :math:`|q|` is from 1 to 2. Without a scale, float16 would lose digits of numbers below 6e-5, which mean
-    gradients are, and could not hold numbers above 65504. A row that holds NaN or infinity arrives as NaN, and the
-    reader refuses it.
+    two, so that the largest :math:`|q|` is from 1 to 2. Without a scale, float16 would lose digits of numbers below
+    6e-5, such as mean gradients, and could not hold numbers above 65504. A row that holds NaN or infinity arrives as
+    NaN, and the reader refuses it.
 
     Attributes:
         name: Value of the setting `wire.dtype`.

@@ -211,8 +211,8 @@ def _check_lengths(
     else:
         longest, reason = limit_of(shared)
         if declared.rounded:
-            longest *= 1 + FORMATS[expected.dtype].stretch(expected.feature_dim)
-    norms = rows.double().flatten(1).norm(dim=1)
+            longest *= 1 + FORMATS[expected.dtype].stretch(rows.shape[-1])
+    norms = rows.double().unsqueeze(-1).flatten(1).norm(dim=1)  # a row may be a single number
     if len(norms) and float(norms.max()) > longest:
         worst = int(norms.argmax())
         raise WireError(

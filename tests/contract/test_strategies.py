@@ -7,21 +7,25 @@ import re
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from strategies.state import ServerState
 
+import isoproto.parts
 from isoproto import wire
-from isoproto.config import ANCHOR_TERMS, AUTO, RunConfig
+from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.engines.in_process import InProcessGrid, task_identity
 from isoproto.errors import ConfigError, FederationError
 from isoproto.fingerprint import fingerprint
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES, AlignmentLoss
+from isoproto.parts import TERMS, Part, ServerState
+from isoproto.parts.anchors import learns as learns_vectors
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
 
 C, D = 4, 3
 CLASSES = ("a", "b", "c", "d")
+# Written out: what a client of schema 1 reports, whatever the method.
+LOSSES_TOLD = dict.fromkeys(("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total"), 0.25)
 WEIGHTS = {"head.weight": torch.ones(C, D), "base.bn.num_batches_tracked": torch.tensor(3)}
 
 
@@ -32,7 +36,7 @@ def reply(value=1.0, ids=(0, 1, 2), samples=None, **changes):
             torch.tensor(ids, dtype=torch.int64), torch.full((len(ids), D), value), counts, samples or int(counts.sum())
         ),
         "scatter": 0.5,
-        "losses": {},
+        "losses": LOSSES_TOLD,
         "before": wire.Evaluation(correct=1, total=4),
         "after": wire.Evaluation(correct=2, total=4),
         "seconds": 0.1,
@@ -98,6 +102,10 @@ def bad_schema(broadcast, client):
 def wrong_width(broadcast, client):
     contribution = ClassRows(torch.tensor([0]), torch.ones(1, D + 1), torch.tensor([5]), 5)
     return wire.write_train_reply(reply(means=contribution), broadcast, client)
+
+
+def without(loss):
+    return reply(losses={name: value for name, value in LOSSES_TOLD.items() if name != loss})
 
 
 ERROR = Error(2, "RuntimeError: no")
@@ -172,7 +180,7 @@ def finite(state: ServerState) -> bool:
 def test_it_is_a_point_that_leaves_nothing_open(kind):
     config = kind.resolve(RunConfig())
     assert AUTO not in dataclasses.replace(config, device="", strategy="").to_mapping().values()
-    assert set(config.alignment.split("+")) <= {"none", *LOSSES, *ANCHOR_TERMS}
+    assert set(config.alignment.split("+")) <= {"none", *LOSSES, *TERMS}
     assert kind.resolve(config) == config
     assert kind.__doc__
 
@@ -214,8 +222,15 @@ def test_the_order_of_terms_says_nothing():
 @pytest.mark.parametrize("alignment", ["gcsa", "rcsa+hpcl+hpal", "hpcl", "cosine"])
 @pytest.mark.parametrize("strategy", ["isoproto", "fedhpro"])
 def test_a_methods_own_defaults_hold_whatever_the_alignment(strategy, alignment):
-    config, defaults = resolved(strategy=strategy, alignment=alignment), STRATEGIES[strategy].defaults
-    assert defaults.items() <= dataclasses.asdict(config).items()
+    config, method = resolved(strategy=strategy, alignment=alignment), STRATEGIES[strategy].method
+    axes, nothing = {"prototypes", "alignment", "share"}, MethodSettings()
+    decided = {
+        key: value
+        for key, value in dataclasses.asdict(method).items()
+        if value != getattr(nothing, key) and key not in axes
+    }
+    assert decided
+    assert decided.items() <= dataclasses.asdict(config).items()
 
 
 def test_the_weights_of_a_methods_own_loss_are_not_those_of_another():
@@ -237,9 +252,12 @@ def test_a_loss_without_weights_cannot_be_made():
         AlignmentLoss(kind="coordinates", pair=mse.pair, target=mse.target, prepare=mse.prepare, compare=mse.compare)
 
 
-def test_a_loss_that_no_table_has_is_refused():
-    with pytest.raises(ConfigError, match="unknown alignment 'huber'"):
-        resolved(strategy="fedsaf", alignment="huber")
+@pytest.mark.parametrize("strategy", ["fedsaf", "fedavg"])
+def test_a_loss_that_no_table_has_is_refused(strategy):
+    with pytest.raises(
+        ConfigError, match=r"unknown alignment 'huber'.* one of 'cosine', 'gcsa', 'hpal', 'hpcl', 'mse'"
+    ):
+        resolved(strategy=strategy, alignment="huber")
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
@@ -268,7 +286,7 @@ def test_an_averaged_head_knows_nothing_of_another_frame(frame):
     ],
 )
 def test_hyper_prototypes_are_learned_only_where_they_are_used(settings, learns):
-    assert resolved(strategy="isoproto", **settings).learns is learns
+    assert learns_vectors(resolved(strategy="isoproto", **settings)) is learns
 
 
 # Rounds
@@ -298,7 +316,7 @@ def test_its_first_broadcast_decodes_on_a_client_and_holds_what_it_says(start):
             assert broadcast.experiment == strategy.folder.experiment
             assert RunConfig.from_mapping(broadcast.settings) == strategy.config
             known = server_round > 1 and strategy.config.prototypes != "none"
-            assert (broadcast.prototypes is not None) == known
+            assert ("prototypes" in broadcast.arrays) == known
             sent = shared(strategy.config.share) if server_round > 1 else {}
             assert wire.tensor_spec(broadcast.shared) == wire.tensor_spec(sent)
         grid.received.clear()
@@ -320,8 +338,11 @@ def test_one_client(start):
         (NAN, "holds NaN or infinity"),
         (bad_schema, "wire schema 2, this side speaks 1"),
         (wrong_width, r"expected float32 \(1, 3\), got 'float32' \(1, 4\)"),
+        (without("hpal"), "metric 'loss-hpal'"),
+        (without("total"), "metric 'loss-total'"),
+        (reply(losses={**LOSSES_TOLD, "third": 0.5}), r"unexpected metrics \['loss-third'\]"),
     ],
-    ids=["error", "foreign", "nan", "schema", "width"],
+    ids=["error", "foreign", "nan", "schema", "width", "no-hpal", "no-total", "more-losses"],
 )
 def test_a_bad_reply_is_left_out_with_its_reason(start, bad, told):
     strategy, grid = start([reply(1.0), bad, reply(1.0)])
@@ -385,6 +406,29 @@ def test_the_next_state_is_a_function_of_state_and_replies(start):
         strategy.state = before
         results.append(play(strategy, grid))
     assert same(*results)
+
+
+class Third(Part):
+    """A part whose one loss term no other part has."""
+
+    reports = ("third-term",)
+
+    @classmethod
+    def of(cls, config):
+        return cls()
+
+
+def test_a_part_reports_its_terms_and_no_others_are_missed(start, monkeypatch):
+    monkeypatch.setattr(isoproto.parts, "PARTS", (*isoproto.parts.PARTS, Third))
+    strategy, grid = start([reply(losses={**LOSSES_TOLD, "third-term": 1.5}), reply(2.0)])
+    assert isinstance(strategy.parts[-1], Third)
+    play(strategy, grid)
+    (failure,) = lines(strategy, "failure")
+    assert failure["client"] == "1"
+    assert "metric 'loss-third-term'" in failure["reason"]
+    (client,) = lines(strategy, "client")
+    assert client["loss"]["third_term"] == 1.5
+    assert lines(strategy, "round")[-1]["loss"]["third_term"] == 1.5
 
 
 # State

@@ -54,8 +54,8 @@ def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
     evaluate, calls = client_app.local_round.evaluate_model, []
 
     def breaks(model, data, view):
-        calls.append((view.client, view.broadcast.server_round))
-        if (view.client, view.broadcast.server_round) == ("3", 2):
+        calls.append((view.client, view.server_round))
+        if (view.client, view.server_round) == ("3", 2):
             raise RuntimeError("out of\nmemory")
         return evaluate(model, data, view)
 

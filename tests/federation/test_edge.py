@@ -6,19 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from client_app.view import View
 
 import client_app.app
 import client_app.device
 from client_app.client import Client
 from client_app.device import choose_device
-from client_app.local_round import class_gradients
 from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
-from isoproto import wire
 from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.own_code import own_callable
+from isoproto.parts import Measured, View
 from tests import fakes
 from tests.fakes import FaultyGrid
 
@@ -150,10 +148,19 @@ def test_gradients_are_never_of_fewer_samples_than_the_node_allows(federation, s
         node = {"partition-id": 0, "num-partitions": 2, "min-class-samples": floor}
         client = federation.client(node, {**settings, "hyper.grad-samples": asked})
         model = load_model(client, "none", before=1).model
-        broadcast = wire.Broadcast(experiment="none", server_round=1, settings={})
-        view = View(client.config, client.name, broadcast, None)
-        features, classifier = class_gradients(client, model, view, extract(model, client.data.train_x))
-        return torch.cat([features.flatten(1), classifier[0].flatten(1)], dim=1)
+        view = View(
+            client=client.name,
+            server_round=1,
+            frame=client.config.frame,
+            arrays={},
+            own_means=None,
+            num_classes=client.num_classes,
+            feature_dim=client.spec.feature_dim,
+        )
+        features = extract(model, client.data.train_x)
+        measured = Measured(features, client.data.train_y, lambda: model.linear_head, model.head, view)
+        found = {name: array for part in client.parts for name, array in part.measure(measured).items()}
+        return torch.cat([found["grad"].flatten(1), found["grad-weight"].flatten(1)], dim=1)
 
     everything = sent(1000, 0)
     torch.testing.assert_close(sent(1000, samples), everything)

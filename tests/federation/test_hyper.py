@@ -186,9 +186,9 @@ def test_gradients_are_matched_through_the_head_that_clients_took_them_through(f
 
         monkeypatch.setattr(name, spy)
 
-    spied("strategies.hyper.match_gradients", matched, lambda arguments, _: arguments[1])
-    spied("strategies.base.average_tensors", averaged, lambda _, result: result["head.weight"])
-    spied("strategies.hyper.train_classifier", retrained, lambda _, result: result[0])
+    spied("isoproto.parts.hyper.match_gradients", matched, lambda arguments, _: arguments[1])
+    spied("isoproto.parts.weights.average_tensors", averaged, lambda _, result: result["head.weight"])
+    spied("isoproto.parts.retrain.train_classifier", retrained, lambda _, result: result[0])
     settings = {"strategy": "fedhpro", "models": "cnn", "rounds": 2, "hyper.retrain": "creff"}
     assert federation.run(settings={**settings, "hyper.grad-point": point}).failures() == {}
     wanted = averaged if point == "after-training" else [averaged[0], retrained[0]]
@@ -202,7 +202,7 @@ def test_a_client_sees_the_server_through_the_means_of_the_model_it_tests(federa
 
     def spy(model, data, view):
         if view.own_means is not None:
-            fresh = client_app.local_round.own_statistics(client_app.local_round.measure(model, data), data)
+            fresh = client_app.local_round.own_means_of(client_app.local_round.statistics_of(model, data), data)
             seen.append(torch.equal(view.own_means.means, fresh.means))
         return test(model, data, view)
 
@@ -250,7 +250,7 @@ def test_a_frame_that_cannot_be_made_is_that_of_the_round_before(federation, mon
     def fails(*_, **__):
         raise FrameError("no eigenvalues")
 
-    monkeypatch.setattr("strategies.hyper.embed", fails)
+    monkeypatch.setattr("isoproto.parts.relations.embed", fails)
     run = federation.run(settings={**FLAGSHIP, "frame": "gram"})
     assert run.summary["status"] == "completed"
     assert "the frame of the round before is kept: no eigenvalues" in run.log

@@ -40,7 +40,7 @@ def equal(a, b):
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_every_strategy_runs(federation, strategy):
-    one = {"models": "resnet"} if STRATEGIES[strategy].point.share == "model" else {}
+    one = {"models": "resnet"} if STRATEGIES[strategy].method.share == "model" else {}
     run = federation.run(settings={"strategy": strategy, **one})
     summary = run.summary
     assert (summary["status"], summary["reason"], summary["strategy"]) == ("completed", "", strategy)
@@ -217,7 +217,7 @@ def test_reported_accuracy_is_that_of_the_saved_model(federation):
     grid = federation.grid()
     run = federation.run(grid, {"rounds": 1})
     client = federation.client(grid.context(2).node_config)
-    model, tested, _ = load_model(client, run.summary["experiment"], before=2)
+    model, _, tested, _ = load_model(client, run.summary["experiment"], before=2)
     right = model.head(extract(model, client.data.test_x)).argmax(1) == client.data.test_y
     (entry,) = [c for c in run.of("evaluation", round=1)[0]["clients"] if c["client"] == "2"]
     assert (entry["correct"], entry["total"]) == (int(right.sum()), len(client.data.test_y))

@@ -8,8 +8,8 @@ from strategies import STRATEGIES
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("strategy", ["fedproto", "fedhpro", "isoproto"])
 def test_a_federation_runs_on_rounded_rows(federation, strategy, dtype):
-    assert STRATEGIES[strategy].point.prototypes in ("mean", "hyper")
-    one = {"models": "resnet"} if STRATEGIES[strategy].point.share == "model" else {}
+    assert STRATEGIES[strategy].method.prototypes in ("mean", "hyper")
+    one = {"models": "resnet"} if STRATEGIES[strategy].method.share == "model" else {}
     run = federation.run(settings={"strategy": strategy, "wire.dtype": dtype, **one})
     assert run.failures() == {}
     assert run.summary["status"] == "completed"

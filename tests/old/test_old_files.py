@@ -17,7 +17,7 @@ from isoproto.runs.checkpoint import load_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from server_app.app import run_federation
 from tests.conftest import Run, steady
-from tests.fakes import FaultyGrid, command_line
+from tests.fakes import command_line
 
 HERE = Path(__file__).parent
 CASES = sorted(path.parent.name for path in HERE.glob("*/expected.jsonl"))
@@ -64,10 +64,8 @@ def test_there_are_cases():
 
 
 def test_a_killed_run_goes_on_and_ends_as_it_would_have_ended(old, federation, monkeypatch):
-    monkeypatch.setattr("server_app.app.write_report", lambda path: path / "report.html")
-    from client_app.app import app as client_app
-
-    path = run_federation(FaultyGrid(client_app, CLIENTS, ()), {"resume": str(old / "run")})
+    monkeypatch.setattr("server_app.summary.write_report", lambda path: path / "report.html")
+    path = run_federation(federation.grid(clients=CLIENTS), {"resume": str(old / "run")})
     run = Run(path)
     assert run.path == old / "run"
     assert run.summary["status"] == "completed"

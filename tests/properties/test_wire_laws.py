@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from isoproto import wire
 from isoproto.errors import WireError
 from isoproto.geometry.prototypes import ClassRows
+from isoproto.parts import reported_terms
 from isoproto.wire.rounding import FORMATS, TINY
 
 NAMES = st.text("ab09 -_.'\"\\äλ漢٣🙂", min_size=1, max_size=20)
@@ -62,7 +63,7 @@ def test_a_training_reply_is_read_as_it_was_written(data, classes, width):
     reply = wire.TrainReply(
         means=data.draw(contributions(classes, width)),
         scatter=data.draw(st.floats(0, 1e38)),
-        losses={name: data.draw(st.floats(-1e38, 1e38)) for name in wire.LOSSES},
+        losses={name: data.draw(st.floats(-1e38, 1e38)) for name in reported_terms(())},
         before=wire.Evaluation(correct=0, total=evaluation.total),
         after=evaluation,
         seconds=data.draw(st.floats(0, 1e9)),
@@ -164,14 +165,13 @@ BROADCAST = wire.Broadcast(
     experiment="e",
     server_round=1,
     settings={"rounds": 3},
-    prototypes=torch.ones(4, 3),
-    present=torch.ones(4, dtype=torch.bool),
+    arrays={"prototypes": torch.ones(4, 3), "present": torch.ones(4, dtype=torch.bool)},
     shared={"head.bias": torch.zeros(4), "base.count": torch.tensor(3)},
 )
 REPLY = wire.TrainReply(
     means=ClassRows(torch.tensor([0, 2]), torch.ones(2, 3), torch.tensor([5, 6]), 11),
     scatter=0.0,
-    losses={},
+    losses=dict.fromkeys(reported_terms(()), 0.0),
     before=wire.Evaluation(correct=1, total=2),
     after=wire.Evaluation(correct=1, total=2),
     seconds=0.0,

@@ -106,7 +106,7 @@ def trained(augment, x):
     y = torch.arange(len(x)) % 4
     data = ClientData(x, y, x[:0], y[:0], tuple("abcd"))
     model = create_model("cnn4", ModelSpec(3, 32, 32, 8, 4), seed=0)
-    train(model, data, LocalSettings(**SETTINGS, augment=augment), None, seeded())
+    train(model, data, LocalSettings(**SETTINGS, augment=augment), [], seeded())
     return torch.cat([t.detach().flatten() for t in model.parameters()])
 
 

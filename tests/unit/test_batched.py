@@ -9,10 +9,12 @@ from torch import nn
 from client_app import batched, stacked
 from client_app.batched import FASTER_TOGETHER, Member, train_together, trains_faster_together
 from client_app.stacked import stackable
-from client_app.training import TERMS, Alignment, Anchoring, LocalSettings, train
+from client_app.training import LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
 from isoproto.losses.anchors import Anchors
+from isoproto.parts.alignment import AlignmentTerm
+from isoproto.parts.anchors import AnchorTerm
 from models import MODELS, FeatureModel, ModelSpec, create_model
 
 SPEC = ModelSpec(channels=1, height=16, width=20, feature_dim=12, num_classes=4)
@@ -48,42 +50,42 @@ def alignment(loss, missing="mask"):
     there = torch.tensor([True, True, False, True])
     prototypes = torch.randn(4, 12, generator=generator(5))
     target = LOSSES[loss].target(prototypes, there)
-    return Alignment(loss=LOSSES[loss], target=target, present=there, lambda_=0.5, gamma=0.7, missing=missing)
+    return AlignmentTerm(loss=LOSSES[loss], target=target, present=there, lambda_=0.5, gamma=0.7, missing=missing)
 
 
 def anchoring():
     directions, means = torch.randn(2, 4, 12, generator=generator(6)).unbind()
     present = torch.tensor([True, False, True, True])
-    return Anchoring(anchors=Anchors.of(directions, means, present, temperature=0.5), pcl=0.3, pal=0.2)
+    return AnchorTerm(anchors=Anchors.of(directions, means, present, temperature=0.5), pcl=0.3, pal=0.2)
 
 
 def clients(name, sizes=SIZES):
     return [(create_model(name, SPEC, seed), data(size, 10 * seed)) for seed, size in enumerate(sizes)]
 
 
-def members(found, aligned=None, anchored=None):
+def members(found, *terms):
     return [
         Member(
             parameters=dict(model.named_parameters()),
             data=own,
-            alignment=aligned,
             generator=generator(100 + i),
-            anchoring=anchored,
+            terms=terms,
         )
         for i, (model, own) in enumerate(found)
     ]
 
 
-def assert_as_one_by_one(name, aligned=None, anchored=None, sizes=SIZES, **changes):
+def assert_as_one_by_one(name, *terms, sizes=SIZES, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     found = clients(name, sizes)
     shape = create_model(name, SPEC, seed=99)
-    together = train_together(shape, members(found, aligned, anchored), settings)
+    together = train_together(shape, members(found, *terms), settings)
     assert len(together) == len(found)
     for i, ((model, own), got) in enumerate(zip(found, together, strict=True)):
         start = {key: tensor.detach().clone() for key, tensor in model.named_parameters()}
-        losses, running = train(model, own, settings, aligned, generator(100 + i), anchored)
-        assert list(got.losses) == list(losses) == list(TERMS)
+        losses, running = train(model, own, settings, terms, generator(100 + i))
+        names = [name for term in terms for name in term.names]
+        assert list(got.losses) == list(losses) == ["cross-entropy", *names, "total"]
         torch.testing.assert_close(got.losses, losses, rtol=1e-4, atol=1e-5)
         assert got.parameters.keys() == model.state_dict().keys()  # no state besides: nothing else is to be compared
         for key, tensor in model.named_parameters():
@@ -134,7 +136,7 @@ def test_with_every_alignment(loss, missing):
 
 def test_with_anchors_and_alignment():
     assert_as_one_by_one("tiny_cnn", alignment("gcsa"), anchoring())
-    assert_as_one_by_one("mlp", None, anchoring())
+    assert_as_one_by_one("mlp", anchoring())
 
 
 @pytest.mark.parametrize("source", ["last-epoch", "all-epochs"])

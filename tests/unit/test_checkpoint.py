@@ -4,9 +4,9 @@ import os
 import pytest
 import safetensors.torch
 import torch
-from strategies.state import LastAccuracy, ServerState
 
 from isoproto.errors import StateError
+from isoproto.parts import LastAccuracy, ServerState
 from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from tests.fakes import full_disk, small_files
 

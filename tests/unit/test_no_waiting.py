@@ -10,11 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.speed.settings import plain_settings
-from client_app.training import Alignment, Anchoring, train
+from client_app.training import train
 from isoproto.data import ClientData
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.losses import LOSSES
 from isoproto.losses.anchors import Anchors
+from isoproto.parts.alignment import AlignmentTerm
+from isoproto.parts.anchors import AnchorTerm
 from models import ModelSpec, create_model
 
 CLASSES, WIDTH, BATCH = 5, 16, 4
@@ -46,9 +48,9 @@ def goals():
     present = torch.arange(CLASSES) < CLASSES - 1
     for name, loss in LOSSES.items():
         target = loss.target(prototypes, present)
-        yield name, {"alignment": Alignment(loss=loss, target=target, present=present, lambda_=1.0, gamma=1.0)}
+        yield name, AlignmentTerm(loss=loss, target=target, present=present, lambda_=1.0, gamma=1.0)
     anchors = Anchors.of(prototypes, prototypes, present, margin=0.1)
-    yield "anchors", {"alignment": None, "anchoring": Anchoring(anchors=anchors, pcl=1.0, pal=1.0)}
+    yield "anchors", AnchorTerm(anchors=anchors, pcl=1.0, pal=1.0)
 
 
 def waits(steps, augment, amp, goal):
@@ -57,7 +59,7 @@ def waits(steps, augment, amp, goal):
     settings = plain_settings(BATCH, 0.01, amp=amp, augment=augment)
     model = create_model("cnn", ModelSpec(3, 16, 16, WIDTH, CLASSES), seed=0)
     with Waits() as seen:
-        train(model, ClientData(x, y, x[:0], y[:0], tuple("abcde")), settings, generator=torch.Generator(), **goal)
+        train(model, ClientData(x, y, x[:0], y[:0], tuple("abcde")), settings, [goal], torch.Generator())
     return seen.found
 
 

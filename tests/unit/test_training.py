@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional
 
 from client_app.training import (
-    Alignment,
     LocalSettings,
     Statistics,
     batches,
@@ -20,6 +19,7 @@ from client_app.training import (
 from isoproto.data import ClientData, to_float
 from isoproto.geometry.prototypes import ClassRows, average_prototypes
 from isoproto.losses import LOSSES, alignment_terms
+from isoproto.parts.alignment import AlignmentTerm
 from models import FAMILIES, FeatureModel, ModelSpec, create_model
 
 CLASSES = ("a", "b", "c", "d")
@@ -58,7 +58,7 @@ def linear_model(seed=0):
 def alignment(loss, lambda_=0.0, gamma=0.0, *, scale=1.0, present=(True, True, True, True), missing="mask"):
     prototypes = scale * torch.randn(4, 6, generator=generator(3))
     there = torch.tensor(present)
-    return Alignment(
+    return AlignmentTerm(
         loss=LOSSES[loss],
         target=LOSSES[loss].target(prototypes, there),
         present=there,
@@ -69,7 +69,9 @@ def alignment(loss, lambda_=0.0, gamma=0.0, *, scale=1.0, present=(True, True, T
 
 
 def trained(model, aligned=None, data=None, seed=0, **changes):
-    losses, running = train(model, data or client(), dataclasses.replace(SETTINGS, **changes), aligned, generator(seed))
+    terms = [] if aligned is None else [aligned]
+    settings = dataclasses.replace(SETTINGS, **changes)
+    losses, running = train(model, data or client(), settings, terms, generator(seed))
     return model, losses, running
 
 
@@ -212,7 +214,7 @@ def test_terms_are_reported_and_add_up(loss):
 def test_bf16_is_nearly_float32(name):
     before, wide, narrow = (create_model(name, SPEC, seed=3) for _ in range(3))
     (losses, _), (rounded, _) = (
-        train(model, client(), dataclasses.replace(SETTINGS, amp=amp), alignment("gcsa", 0.5, 0.5), generator())
+        train(model, client(), dataclasses.replace(SETTINGS, amp=amp), [alignment("gcsa", 0.5, 0.5)], generator())
         for model, amp in ((wide, "off"), (narrow, "bf16"))
     )
     assert rounded != losses
@@ -227,14 +229,14 @@ def test_under_bf16_the_model_is_narrow_and_what_is_made_of_it_is_not():
     model, seen = linear_model(), []
     model.head.register_forward_hook(lambda head, inputs, logits: seen.append(logits.dtype))
     settings = dataclasses.replace(SETTINGS, amp="bf16", proto_source="last-epoch")
-    _, running = train(model, client(), settings, None, generator())
+    _, running = train(model, client(), settings, [], generator())
     assert set(seen) == {torch.bfloat16}
     assert running.sums.total.dtype == torch.float32
 
 
-def test_without_alignment_its_terms_are_zero():
+def test_without_alignment_the_loss_is_the_cross_entropy():
     losses = trained(linear_model())[1]
-    assert (losses["prototype"], losses["instance"]) == (0.0, 0.0)
+    assert list(losses) == ["cross-entropy", "total"]
     assert losses["total"] == losses["cross-entropy"] > 0
 
 
@@ -263,7 +265,7 @@ def test_rows_that_are_absent_are_never_read(loss):
     dirty = torch.where(present.unsqueeze(1), clean, math.nan)
     models = []
     for prototypes in (clean, dirty):
-        goal = Alignment(
+        goal = AlignmentTerm(
             loss=LOSSES[loss],
             target=LOSSES[loss].target(prototypes, present),
             present=present,

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from isoproto import wire
 from isoproto.errors import MoreSamples, SchemaMismatch, WireError
 from isoproto.geometry.prototypes import ClassRows
+from isoproto.parts import PARTS, Field, Part, ServerState, reported_terms
+from isoproto.parts.base import Limit, LimitOf
+from isoproto.parts.gradients import GradientHead
+from isoproto.wire.broadcast import DOWN
+from isoproto.wire.train_reply import UP
+from tests.fakes import add_part
 
 CLASSES = ("cat", "dog", "owl", "fox")
 EXPECTED = wire.Expected(client="3", experiment="e1", server_round=2, num_classes=4, feature_dim=3, max_norm=100.0)
@@ -52,7 +59,7 @@ def train_reply(**changes: Any) -> wire.TrainReply:
     values: dict[str, Any] = {
         "means": ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
         "scatter": 0.25,
-        "losses": dict.fromkeys(wire.LOSSES, 0.5),
+        "losses": dict.fromkeys(reported_terms(()), 0.5),
         "before": wire.Evaluation(correct=2, total=8),
         "after": wire.Evaluation(correct=5, total=8, correct_prototype=6),
         "seconds": 0.75,
@@ -90,6 +97,11 @@ def without(record: str, key: str) -> RecordDict:
     return sent(content)
 
 
+def no_longer_than(longest: float) -> LimitOf:
+    """Return a limit of gradients."""
+    return lambda shared: Limit(longest, "but no gradient through its head is longer than {:.3g}")
+
+
 def npy(header: str, data: bytes, version: tuple[int, int] = (1, 0)) -> bytes:
     """Write an npy file with a header of one's own."""
     text = header.encode() + b"\n"
@@ -125,14 +137,14 @@ def test_broadcast_arrives_as_it_was_sent():
         experiment="e1",
         server_round=2,
         settings={"seed": 1},
-        prototypes=torch.arange(12.0).view(4, 3),
-        present=torch.tensor([True, False, True, True]),
+        arrays={"prototypes": torch.arange(12.0).view(4, 3), "present": torch.tensor([True, False, True, True])},
         shared=shared,
     )
     read = wire.read_broadcast(sent(wire.write_broadcast(broadcast)), num_classes=4, feature_dim=3)
     assert (read.experiment, read.server_round, read.settings) == ("e1", 2, {"seed": 1})
-    assert torch.equal(read.prototypes, broadcast.prototypes)
-    assert torch.equal(read.present, broadcast.present)
+    assert read.arrays.keys() == {"prototypes", "present"}
+    assert torch.equal(read.arrays["prototypes"], broadcast.arrays["prototypes"])
+    assert torch.equal(read.arrays["present"], broadcast.arrays["present"])
     assert wire.tensor_spec(read.shared) == wire.tensor_spec(shared)
     assert all(torch.equal(read.shared[name], tensor) for name, tensor in shared.items())
 
@@ -142,7 +154,7 @@ def test_a_broadcast_of_settings_alone_holds_no_arrays():
     content = sent(wire.write_broadcast(BROADCAST))
     assert sorted(content) == ["config", "settings"]
     read = wire.read_broadcast(content, num_classes=4, feature_dim=3)
-    assert (read.prototypes, read.present, read.shared) == (None, None, {})
+    assert (read.arrays, read.shared) == ({}, {})
 
 
 def test_train_reply_arrives_as_it_was_sent():
@@ -151,7 +163,7 @@ def test_train_reply_arrives_as_it_was_sent():
     assert torch.equal(reply.means.rows, MEANS)
     assert torch.equal(reply.means.counts, torch.tensor([9, 4]))
     assert reply.means.samples == 13
-    assert (reply.scatter, reply.seconds, reply.losses) == (0.25, 0.75, dict.fromkeys(wire.LOSSES, 0.5))
+    assert (reply.scatter, reply.seconds, reply.losses) == (0.25, 0.75, dict.fromkeys(reported_terms(()), 0.5))
     assert reply.before == wire.Evaluation(correct=2, total=8)
     assert reply.after == wire.Evaluation(correct=5, total=8, correct_prototype=6)
     assert reply.shared == {}
@@ -181,16 +193,15 @@ def test_evaluation_arrives_as_it_was_sent():
 def test_rows_that_are_not_there_may_hold_anything():
     prototypes = torch.tensor([[1.0] * 3, [math.nan] * 3, [2.0] * 3, [math.inf] * 3])
     present = torch.tensor([True, False, True, False])
-    broadcast = wire.Broadcast(experiment="e1", server_round=2, settings={}, prototypes=prototypes, present=present)
+    broadcast = dataclasses.replace(BROADCAST, arrays={"prototypes": prototypes, "present": present})
     read = wire.read_broadcast(sent(wire.write_broadcast(broadcast)), num_classes=4, feature_dim=3)
-    assert torch.equal(read.prototypes[present], prototypes[present])
+    assert torch.equal(read.arrays["prototypes"][present], prototypes[present])
 
 
 def test_a_prototype_method_sends_no_weights():
     """A5: the only arrays are the prototypes with their mask down, and ids, rows and counts up."""
-    broadcast = wire.Broadcast(
-        experiment="e1", server_round=2, settings={}, prototypes=torch.zeros(4, 3), present=torch.ones(4).bool()
-    )
+    prototypes = {"prototypes": torch.zeros(4, 3), "present": torch.ones(4).bool()}
+    broadcast = dataclasses.replace(BROADCAST, arrays=prototypes)
     down, up = wire.write_broadcast(broadcast), reply_content()
     assert {name for record in down.array_records.values() for name in record} == {"prototypes", "present"}
     assert {name for record in up.array_records.values() for name in record} == {"class-ids", "proto", "count"}
@@ -480,16 +491,17 @@ def rounding(dtype: str, **changes: Any) -> wire.Expected:
 def test_rows_arrive_within_half_a_step(dtype, error):
     weight = torch.tensor([1e-3, 1.0, 1e3, 0.0]).view(1, 4, 1) * torch.tensor([[[1.0, -0.3, 0.2]], [[0.1, 0.2, 0.9]]])
     bias = torch.full((2, 4), 0.1)
-    content = rounded(dtype, gradients=1e-5 * MEANS, classifier=(weight, bias))
-    reply = read(content, rounding(dtype, max_gradient=1.0, classifier=True, max_norm=1e5))
+    content = rounded(dtype, arrays={"grad": 1e-5 * MEANS, "grad-weight": weight, "grad-bias": bias})
+    limits = {"grad": no_longer_than(1.0), "grad-weight": None, "grad-bias": None}
+    reply = read(content, rounding(dtype, limits=limits, max_norm=1e5))
     for sent_rows, came in (
         (MEANS, reply.means.rows),
-        (1e-5 * MEANS, reply.gradients),
-        (weight, reply.classifier[0]),
+        (1e-5 * MEANS, reply.arrays["grad"]),
+        (weight, reply.arrays["grad-weight"]),
     ):
         assert came.dtype == torch.float32
         assert ((came - sent_rows).abs() <= 1.0001 * error * sent_rows.abs().amax(-1, keepdim=True)).all()
-    assert torch.equal(reply.classifier[1], bias)
+    assert torch.equal(reply.arrays["grad-bias"], bias)
     assert torch.equal(reply.means.counts, torch.tensor([9, 4]))
     stored = {name: array.dtype for name, array in content["arrays"].items()}
     assert (stored["proto"], stored["grad"], stored["grad-weight"], stored["grad-bias"]) == (*[dtype] * 3, "float32")
@@ -504,24 +516,28 @@ def test_a_broadcast_rounds_rows_and_no_weights(dtype, error):
         experiment="e1",
         server_round=2,
         settings={"wire.dtype": dtype},
-        prototypes=rows,
-        present=torch.tensor([True, False, True, True]),
-        relations=relations,
-        directions=rows,
-        means=-rows,
-        hyper=torch.stack([rows, 2 * rows], 1),
-        head=(rows / 3, rows[:, 0] / 3),
+        arrays={
+            "prototypes": rows,
+            "present": torch.tensor([True, False, True, True]),
+            "relations": relations,
+            "anchor-dir": rows,
+            "anchor-mean": -rows,
+            "hyper": torch.stack([rows, 2 * rows], 1),
+            "head-weight": rows / 3,
+            "head-bias": rows[:, 0] / 3,
+        },
         shared=shared,
     )
     content = sent(wire.write_broadcast(broadcast))
     came = wire.read_broadcast(content, num_classes=4, feature_dim=3)
-    for name in ("prototypes", "directions", "means", "hyper"):
-        wanted = getattr(broadcast, name)
-        assert ((getattr(came, name) - wanted).abs() <= 1.0001 * error * wanted.abs().amax(-1, keepdim=True)).all()
-    assert torch.equal(came.relations, came.relations.T)
-    assert ((came.relations - relations).abs() <= 1.0001 * error * relations.abs().max()).all()
-    assert not came.relations[1].any()  # an absent class stays absent
-    assert torch.equal(came.head[0], rows / 3)
+    for name in ("prototypes", "anchor-dir", "anchor-mean", "hyper"):
+        wanted = broadcast.arrays[name]
+        assert ((came.arrays[name] - wanted).abs() <= 1.0001 * error * wanted.abs().amax(-1, keepdim=True)).all()
+    found = came.arrays["relations"]
+    assert torch.equal(found, found.T)
+    assert ((found - relations).abs() <= 1.0001 * error * relations.abs().max()).all()
+    assert not found[1].any()  # an absent class stays absent
+    assert torch.equal(came.arrays["head-weight"], rows / 3)
     assert torch.equal(came.shared["base.w"], shared["base.w"])
     assert {n for n in content["arrays"] if n.endswith("-scale")} == {
         *("prototypes-scale", "relations-scale", "anchor-dir-scale", "anchor-mean-scale", "hyper-scale")
@@ -584,10 +600,10 @@ def test_a_missing_scale_is_refused(dtype):
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_a_scale_without_its_rows_is_refused(dtype):
-    content = rounded(dtype, gradients=MEANS)
+    content = rounded(dtype, arrays={"grad": MEANS})
     del content["arrays"]["grad"]
     with pytest.raises(WireError, match="array 'grad' is missing"):
-        read(sent(content), rounding(dtype, max_gradient=10.0))
+        read(sent(content), rounding(dtype, limits={"grad": no_longer_than(10.0)}))
 
 
 @pytest.mark.parametrize(("came", "wanted"), [("int8", "float16"), ("float32", "int8"), ("float16", "int8")])
@@ -606,11 +622,12 @@ def test_a_gradient_at_its_limit_may_be_rounded_up():
     row = torch.full((1, 512), 0.51)
     row[0, 0] = 127.0
     held = ClassRows(torch.tensor([1]), row, torch.tensor([4]), samples=4)
-    expected = rounding("int8", feature_dim=512, max_norm=1e3, max_gradient=float(row.norm()))
-    reply = read(rounded("int8", means=held, gradients=row), expected)
-    assert float(reply.gradients.norm()) > float(row.norm())
+    limits = {"grad": no_longer_than(float(row.norm()))}
+    expected = rounding("int8", feature_dim=512, max_norm=1e3, limits=limits)
+    reply = read(rounded("int8", means=held, arrays={"grad": row}), expected)
+    assert float(reply.arrays["grad"].norm()) > float(row.norm())
     with pytest.raises(WireError, match="no gradient through its head is longer"):
-        read(rounded("int8", means=held, gradients=1.2 * row), expected)
+        read(rounded("int8", means=held, arrays={"grad": 1.2 * row}), expected)
 
 
 def test_a_wire_dtype_nobody_knows_is_refused():
@@ -622,8 +639,8 @@ def test_a_wire_dtype_nobody_knows_is_refused():
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4 * 3), ("float16", 2 * 3 + 4), ("int8", 3 + 4)])
 def test_payload_of_rounded_rows(dtype, size):
-    classifier = (torch.ones(2, 4, 3), torch.ones(2, 4))
-    reply = train_reply(gradients=MEANS, classifier=classifier)
+    classifier = {"grad-weight": torch.ones(2, 4, 3), "grad-bias": torch.ones(2, 4)}
+    reply = train_reply(arrays={"grad": MEANS, **classifier})
     assert wire.payload_bytes(reply, dtype) == 2 * (4 + 2 * size + 8) + 8 * size + 8 * 4
 
 
@@ -780,9 +797,11 @@ def test_message_of_another_app_is_refused():
 # Refusals on the client
 
 
-def broadcast_content(**changes: Any) -> RecordDict:
-    values = {"prototypes": torch.ones(4, 3), "present": torch.ones(4, dtype=torch.bool), **changes}
-    return wire.write_broadcast(wire.Broadcast(experiment="e1", server_round=2, settings={}, **values))
+PROTOTYPES = {"prototypes": torch.ones(4, 3), "present": torch.ones(4, dtype=torch.bool)}
+
+
+def broadcast_content(arrays: Mapping[str, torch.Tensor] = PROTOTYPES, **changes: Any) -> RecordDict:
+    return wire.write_broadcast(dataclasses.replace(BROADCAST, arrays={**PROTOTYPES, **arrays}, **changes))
 
 
 def receive(content: RecordDict) -> wire.Broadcast:
@@ -791,18 +810,18 @@ def receive(content: RecordDict) -> wire.Broadcast:
 
 def test_client_refuses_prototypes_of_another_width():
     with pytest.raises(WireError, match=r"array 'prototypes': expected float32 \(4, 3\), got 'float32' \(4, 5\)"):
-        receive(broadcast_content(prototypes=torch.ones(4, 5)))
+        receive(broadcast_content({"prototypes": torch.ones(4, 5)}))
 
 
 def test_client_refuses_prototypes_of_other_classes():
     with pytest.raises(WireError, match=r"array 'present': expected uint8 \(4,\), got 'uint8' \(5,\)"):
-        receive(broadcast_content(present=torch.ones(5)))
+        receive(broadcast_content({"present": torch.ones(5)}))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_client_does_not_train_on_prototypes_that_are_not_finite(bad):
     with pytest.raises(WireError, match="'prototypes' from the server holds NaN or infinity; this client does not"):
-        receive(broadcast_content(prototypes=torch.full((4, 3), bad)))
+        receive(broadcast_content({"prototypes": torch.full((4, 3), bad)}))
 
 
 def test_client_does_not_install_weights_that_are_not_finite():
@@ -853,13 +872,13 @@ def test_spec_is_readable_json():
 # What hyper-prototypes add
 
 GRADIENTS = torch.tensor([[0.1, 0.0, -0.2], [0.0, 0.3, 0.0]])
-LEARNING = dataclasses.replace(EXPECTED, max_gradient=1.0)
+LEARNING = dataclasses.replace(EXPECTED, limits={"grad": no_longer_than(1.0)})
 
 
 def test_gradients_arrive_as_they_were_sent():
-    assert torch.equal(read(reply_content(gradients=GRADIENTS), LEARNING).gradients, GRADIENTS)
-    assert read(reply_content(), LEARNING).gradients is None
-    assert wire.payload_bytes(train_reply(gradients=GRADIENTS)) == 2 * 4 + 12 * 4 + 2 * 8
+    assert torch.equal(read(reply_content(arrays={"grad": GRADIENTS}), LEARNING).arrays["grad"], GRADIENTS)
+    assert read(reply_content(), LEARNING).arrays == {}
+    assert wire.payload_bytes(train_reply(arrays={"grad": GRADIENTS})) == 2 * 4 + 12 * 4 + 2 * 8
 
 
 @pytest.mark.parametrize(
@@ -873,56 +892,229 @@ def test_gradients_arrive_as_they_were_sent():
 )
 def test_gradients_that_cannot_be_are_refused(gradients, expected, reason):
     with pytest.raises(WireError, match=reason):
-        read(reply_content(gradients=gradients), expected)
+        read(reply_content(arrays={"grad": gradients}), expected)
 
 
 def test_gradients_are_no_longer_than_the_head_beside_them_allows():
     head = {"head.weight": torch.full((4, 3), 0.1), "head.bias": torch.zeros(4)}
-    expected = dataclasses.replace(EXPECTED, max_gradient=math.inf, shared=wire.tensor_spec(head))
+    limit_of = GradientHead(kind="shared", early=False, seed=0).limit(ServerState.start(4, 3))
+    expected = dataclasses.replace(EXPECTED, limits={"grad": limit_of}, shared=wire.tensor_spec(head))
     limit = 2 * math.sqrt(3) * 0.1
-    assert read(reply_content(gradients=GRADIENTS, shared=head), expected).gradients is not None
+    assert "grad" in read(reply_content(arrays={"grad": GRADIENTS}, shared=head), expected).arrays
     with pytest.raises(WireError, match=r"no gradient through its head is longer than 0\.35"):
-        read(reply_content(gradients=GRADIENTS * (1.1 * limit / 0.3), shared=head), expected)
+        read(reply_content(arrays={"grad": GRADIENTS * (1.1 * limit / 0.3)}, shared=head), expected)
 
 
 SENT_ARRAYS = {
     "relations": torch.eye(4),
-    "directions": torch.ones(4, 3),
-    "means": torch.zeros(4, 3),
+    "anchor-dir": torch.ones(4, 3),
+    "anchor-mean": torch.zeros(4, 3),
     "hyper": torch.ones(4, 5, 3),
-    "head": (torch.ones(4, 3), torch.zeros(4)),
+    "head-weight": torch.ones(4, 3),
+    "head-bias": torch.zeros(4),
 }
 
 
 def test_all_that_a_broadcast_can_hold_arrives():
-    arrived = receive(broadcast_content(**SENT_ARRAYS))
-    for name, tensor in SENT_ARRAYS.items():
-        found = getattr(arrived, name)
-        assert all(map(torch.equal, found, tensor)) if name == "head" else torch.equal(found, tensor)
+    arrived = receive(broadcast_content(SENT_ARRAYS))
+    assert arrived.arrays.keys() == {*PROTOTYPES, *SENT_ARRAYS}
+    assert all(torch.equal(arrived.arrays[name], tensor) for name, tensor in SENT_ARRAYS.items())
 
 
-@pytest.mark.parametrize("name", ["relations", "directions", "means", "hyper"])
+@pytest.mark.parametrize("name", ["relations", "anchor-dir", "anchor-mean", "hyper"])
 def test_client_uses_nothing_that_is_not_finite_or_has_another_shape(name):
     with pytest.raises(WireError, match="from the server holds NaN or infinity; this client does not train on it"):
-        receive(broadcast_content(**{**SENT_ARRAYS, name: SENT_ARRAYS[name] * math.inf}))
+        receive(broadcast_content({**SENT_ARRAYS, name: SENT_ARRAYS[name] * math.inf}))
     with pytest.raises(WireError, match=r"expected float32 \(4"):
-        receive(broadcast_content(**{**SENT_ARRAYS, name: SENT_ARRAYS[name][:3]}))
+        receive(broadcast_content({**SENT_ARRAYS, name: SENT_ARRAYS[name][:3]}))
 
 
 def test_client_refuses_more_hyper_prototypes_than_a_class_can_have():
     with pytest.raises(WireError, match=r"array 'hyper': expected 1\.\.64 vectors per class, got 65"):
-        receive(broadcast_content(hyper=torch.ones(4, 65, 3)))
+        receive(broadcast_content({"hyper": torch.ones(4, 65, 3)}))
 
 
-def test_client_refuses_half_a_head():
-    content = broadcast_content(**SENT_ARRAYS)
-    del content["arrays"]["head-bias"]
-    with pytest.raises(WireError, match="array 'head-bias' is missing"):
+PAIRS = [("prototypes", "present"), ("anchor-dir", "anchor-mean"), ("head-weight", "head-bias")]
+
+
+@pytest.mark.parametrize(("name", "other"), [(a, b) for pair in PAIRS for a, b in (pair, pair[::-1])])
+def test_client_refuses_half_a_group(name, other):
+    content = broadcast_content(SENT_ARRAYS)
+    del content["arrays"][name]
+    with pytest.raises(WireError, match=f"array '{name}' is missing"):
         receive(content)
+    assert other in content["arrays"]
 
 
 def test_client_refuses_an_array_it_does_not_know():
-    content = broadcast_content(**SENT_ARRAYS)
+    content = broadcast_content(SENT_ARRAYS)
     content["arrays"]["more"] = content["arrays"]["head-bias"]
     with pytest.raises(WireError, match=r"unexpected arrays \['more'\]"):
         receive(content)
+
+
+# Arrays follow from what parts declare
+
+
+class Extra(Part):
+    """A part that nobody has written yet: arrays of every kind that can be declared."""
+
+    down = (
+        Field(name="extra-down", shape="C d", rounded=True, together="extra", mask="extra-known"),
+        Field(name="extra-known", shape="C", dtype=torch.bool, together="extra"),
+    )
+    up = (
+        Field(name="extra-vectors", shape="P I d", rounded=True, noun="vectors of Extra", together="extra-up"),
+        Field(name="extra-number", shape="P", together="extra-up"),
+        Field(name="extra-seen", shape="P C", dtype=torch.int64),
+    )
+
+
+EXTRA_DOWN = {"extra-down": torch.arange(12.0).view(4, 3), "extra-known": torch.tensor([True, False, True, True])}
+EXTRA_UP = {
+    "extra-vectors": torch.arange(12.0).view(2, 2, 3),
+    "extra-number": torch.tensor([0.5, -2.0]),
+    "extra-seen": torch.arange(8).view(2, 4),
+}
+
+
+@pytest.fixture
+def extra(monkeypatch):
+    """What the server expects of clients once there is one more part."""
+    add_part(monkeypatch, Extra)
+    return dataclasses.replace(EXPECTED, limits={**dict.fromkeys(EXTRA_UP), "extra-number": no_longer_than(3.0)})
+
+
+def test_every_array_that_parts_declare_is_known_to_the_messages():
+    assert list(DOWN) == list(dict.fromkeys(field.name for part in PARTS for field in part.down))
+    assert list(UP) == ["class-ids", "proto", "count", *(field.name for part in PARTS for field in part.up)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *ROUNDED])
+def test_a_declared_array_is_written_read_and_counted(extra, dtype):
+    broadcast = dataclasses.replace(BROADCAST, settings={"wire.dtype": dtype}, arrays=EXTRA_DOWN)
+    down = sent(wire.write_broadcast(broadcast))
+    up = rounded(dtype, arrays=EXTRA_UP)
+    for content, came, wanted in (
+        (down, wire.read_broadcast(down, num_classes=4, feature_dim=3).arrays, EXTRA_DOWN),
+        (up, read(up, dataclasses.replace(extra, dtype=dtype)).arrays, EXTRA_UP),
+    ):
+        assert came.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert came[name].dtype == tensor.dtype
+            torch.testing.assert_close(came[name], tensor, rtol=0, atol=0 if dtype == "float32" else 0.05)
+        scales = {name for name in content["arrays"] if name.startswith("extra") and name.endswith("-scale")}
+        assert len(scales) == (dtype != "float32")
+    row = {"float32": 4 * 3, "float16": 2 * 3 + 4, "int8": 3 + 4}[dtype]
+    more = wire.payload_bytes(train_reply(arrays=EXTRA_UP), dtype) - wire.payload_bytes(train_reply(), dtype)
+    assert more == 4 * row + 2 * 4 + 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"extra-vectors": torch.ones(2, 2, 4)}, r"'extra-vectors': expected float32 \(2, 2, 3\), got .* \(2, 2, 4\)"),
+        ({"extra-vectors": torch.ones(2, 65, 3)}, r"'extra-vectors': expected 1\.\.64 vectors per class, got 65"),
+        (
+            {"extra-vectors": MEANS.view(2, 1, 3) * math.nan},
+            r"'extra-vectors' holds NaN or infinity, shape \(2, 1, 3\)",
+        ),
+        ({"extra-vectors": torch.full((2, 2, 3), 90.0)}, r"row of class 0 has norm 220, `max-norm` is 100"),
+        ({"extra-number": torch.tensor([0.0, -4.0])}, r"'extra-number': row of class 2 has norm 4, but no .* than 3"),
+        ({"extra-seen": torch.ones(2, 5).long()}, r"'extra-seen': expected int64 \(2, 4\), got 'int64' \(2, 5\)"),
+        ({"extra-vectors": None}, r"array 'extra-vectors' is missing"),
+        ({"extra-number": None}, r"array 'extra-number' is missing"),
+    ],
+)
+def test_a_declared_array_is_checked(extra, changes, told):
+    arrays = {name: tensor for name, tensor in {**EXTRA_UP, **changes}.items() if tensor is not None}
+    with pytest.raises(WireError, match=told):
+        read(reply_content(arrays=arrays), extra)
+
+
+def test_a_declared_row_at_its_limit_may_be_rounded_up_however_wide_it_is(monkeypatch):
+    """Rows of 512 numbers where features have three: rounding makes 511 of them longer."""
+
+    class Wide(Part):
+        up = (Field(name="extra-wide", shape="P C", rounded=True),)
+
+    add_part(monkeypatch, Wide)
+    row = torch.full((1, 512), 0.51)
+    row[0, 0] = 127.0
+    held = ClassRows(torch.tensor([1]), torch.ones(1, 3), torch.tensor([4]), samples=4)
+    expected = rounding("int8", num_classes=512, limits={"extra-wide": no_longer_than(float(row.norm()))})
+    found = read(rounded("int8", means=held, arrays={"extra-wide": row}), expected).arrays["extra-wide"]
+    assert float(found.norm()) > float(row.norm())
+
+
+def test_a_declared_array_may_come_alone_only_if_it_stands_alone(extra):
+    seen = {"extra-seen": EXTRA_UP["extra-seen"]}
+    assert read(reply_content(arrays=seen), extra).arrays.keys() == seen.keys()
+    content = broadcast_content(EXTRA_DOWN)
+    del content["arrays"]["extra-known"]
+    with pytest.raises(WireError, match="array 'extra-known' is missing"):
+        receive(content)
+
+
+def test_a_declared_array_nobody_asked_for_is_refused(extra):
+    with pytest.raises(WireError, match="the reply carries vectors of Extra, but this strategy uses none"):
+        read(reply_content(arrays=EXTRA_UP), EXPECTED)
+    with pytest.raises(WireError, match="the reply carries extra-seen, but this strategy uses none"):
+        read(reply_content(arrays={"extra-seen": EXTRA_UP["extra-seen"]}), EXPECTED)
+
+
+def test_a_declared_mask_says_which_rows_are_read(extra):
+    masked = torch.where(EXTRA_DOWN["extra-known"].unsqueeze(1), EXTRA_DOWN["extra-down"], math.nan)
+    assert receive(broadcast_content({**EXTRA_DOWN, "extra-down": masked})).arrays["extra-down"][1].isnan().all()
+    with pytest.raises(WireError, match="array 'extra-down' from the server holds NaN or infinity"):
+        receive(broadcast_content({**EXTRA_DOWN, "extra-down": masked, "extra-known": torch.ones(4).bool()}))
+
+
+def test_a_reply_without_rows_holds_declared_arrays_without_rows(extra):
+    none = torch.zeros(0, dtype=torch.int64)
+    arrays = {name: tensor[:0] for name, tensor in EXTRA_UP.items()}
+    reply = read(reply_content(means=ClassRows(none, torch.zeros(0, 3), none, 0), arrays=arrays), extra)
+    assert {name: tensor.shape for name, tensor in reply.arrays.items()} == {n: t.shape for n, t in arrays.items()}
+
+
+class Rows(Part):
+    """Rows of the shape that class means and gradients have too."""
+
+    up = (Field(name="extra-rows", shape="P d", rounded=True),)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *ROUNDED])
+def test_arrays_of_one_shape_are_told_apart_by_name(monkeypatch, dtype):
+    """Whoever writes and whoever reads may declare them in another order."""
+    add_part(monkeypatch, Rows)
+    down = {"anchor-dir": torch.full((4, 3), 2.0), "anchor-mean": torch.full((4, 3), -5.0)}
+    up = {"grad": torch.full((2, 3), 0.5), "extra-rows": torch.full((2, 3), -7.0)}
+    broadcast = dataclasses.replace(BROADCAST, settings={"wire.dtype": dtype}, arrays=down)
+    expected = rounding(dtype, limits=dict.fromkeys(up))
+
+    def written():
+        return sent(wire.write_broadcast(broadcast)), rounded(dtype, arrays=up)
+
+    def check(messages):
+        there = wire.read_broadcast(messages[0], num_classes=4, feature_dim=3).arrays
+        back = read(messages[1], expected)
+        torch.testing.assert_close({**there, **back.arrays}, {**down, **up})
+        assert ((back.means.rows - MEANS).abs() < 0.02).all()
+
+    messages = written()
+    monkeypatch.setattr("isoproto.wire.broadcast.DOWN", dict(reversed(DOWN.items())))
+    monkeypatch.setattr("isoproto.wire.train_reply.UP", dict(reversed(UP.items())))
+    swapped = written()
+    assert [list(content["arrays"]) for content in swapped] != [list(content["arrays"]) for content in messages]
+    check(messages)
+    check(swapped)
+    monkeypatch.undo()
+    add_part(monkeypatch, Rows)
+    check(swapped)
+
+
+def test_an_array_that_no_part_declares_is_not_dropped_silently():
+    with pytest.raises(ValueError, match=r"arrays \['ghost'\] are declared by no part; add a Field"):
+        wire.write_broadcast(
+            wire.Broadcast(experiment="e", server_round=1, settings={}, arrays={"ghost": torch.zeros(2)})
+        )
