@@ -134,14 +134,13 @@ def train(
         ``settings.proto_source`` asks for them.
     """
     device = next(model.parameters()).device
-    samples = len(data.train_y)
     # Copied once, because a copy for each batch makes the processor wait for the device.
     pictures = data.train_x.to(device) if data.train_x.nbytes <= _RESIDENT else data.train_x
     labels = data.train_y.to(device)
     modules = [model, *(term.module for term in terms if term.module is not None)]
     entropy, clip = math.prod(term.entropy for term in terms), max((term.clip for term in terms), default=0.0)
     for module in modules:  # a single sample has no batch statistics, so BatchNorm uses the running ones
-        module.train(samples > 1)
+        module.train(len(data.train_y) > 1)
     optimizers = [make_optimizer(module, settings) for module in modules]
     weights = [term.weights for term in terms]
     totals, counted = torch.zeros(2 + sum(map(len, weights)), device=device), 0
@@ -161,9 +160,7 @@ def train(
                 batch = Batch(x, full_precision(features), full_precision(logits), y)
                 cross_entropy = functional.cross_entropy(batch.logits, y)
                 values = [value(batch) for value in compare]
-                loss = cross_entropy if entropy == 1 else entropy * cross_entropy
-                for value, weight in zip(values, weights, strict=True):
-                    loss = loss + value @ weight
+                loss = _weighted_sum(cross_entropy, entropy, values, weights)
                 _step(loss, optimizers, modules, clip=clip)
                 if last:
                     reported = [cross_entropy.detach().view(1), *(v.detach() for v in values), loss.detach().view(1)]
@@ -211,6 +208,14 @@ def compared(terms: Sequence[LossTerm], labels: Sequence[Tensor]) -> Iterator[tu
     if not terms:
         return itertools.repeat((), len(labels))
     return zip(*(term.batches(labels) for term in terms), strict=True)
+
+
+def _weighted_sum(cross_entropy: Tensor, factor: float, values: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Return the loss of a batch: the cross-entropy times its factor, and each term's values times their weights."""
+    loss = cross_entropy if factor == 1 else factor * cross_entropy
+    for value, weight in zip(values, weights, strict=True):
+        loss = loss + value @ weight
+    return loss
 
 
 def _step(

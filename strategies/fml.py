@@ -1,4 +1,4 @@
-"""FML (Shen et al., 2020): federated mutual learning with a small shared model beside the private one."""
+"""FML (Shen et al., 2020): federated mutual learning of each client's model and a small shared model."""
 
 from isoproto.config import MethodSettings
 from strategies.base import PrototypeStrategy

@@ -1,4 +1,4 @@
-"""Global prototypes that the server trains to be told apart, with a margin that adapts (FedTGP, AAAI 2024)."""
+"""Global prototypes that the server trains to be far from each other, with an adaptive margin (FedTGP, AAAI 2024)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The reply that a client sends after local training.
 
-The arrays follow from the declarations of the parts (``isoproto.parts``): a new array is a new ``Field`` there.
+The arrays follow from the declarations of the parts (``isoproto.parts``). To add an array, add a ``Field`` to a part.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,10 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 from isoproto.config import RunConfig
+from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES
-from isoproto.parts import PARTS, OwnMeans, PartState, ServerState, View, parts_of, reported_terms
+from isoproto.parts import PARTS, OwnMeans, PartState, Sent, ServerState, View, parts_of, reported_terms
 from isoproto.parts.alignment import Alignment
 from isoproto.wire.codec import array_names
 from isoproto.wire.rounding import FORMATS
@@ -16,8 +18,9 @@ from isoproto.wire.train_reply import UP
 from strategies import STRATEGIES
 
 C, D = 4, 6
-# Written out: a message of schema 1 holds these whatever the method.
-SCHEMA_1 = ("cross-entropy", "prototype", "instance", "hpcl", "hpal", "total")
+# Written out: a message of schema 1 holds these whatever the method, and these besides.
+SCHEMA_1 = ("cross-entropy", "prototype", "instance", "hpcl", "hpal")
+OWN = {"feddistill": ("distillation",), "fml": ("mutual", "twin", "twin-mutual")}
 FRAMES = ("shared", "procrustes", "gram")
 RUNS = [
     *({"strategy": name} for name in sorted(STRATEGIES)),
@@ -41,18 +44,30 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def reply(parts, seed):
+    """What a client that holds all classes sends, array by array as the parts declare it."""
+    axes = {"P": C, "C": C, "d": D}
+    sizes = {field.name: [axes[letter] for letter in field.shape.split()] for part in parts for field in part.sends}
+    arrays = {name: randn(*size, seed=seed) for name, size in sizes.items()}
+    shared = {"head.weight": randn(C, D, seed=seed), "head.bias": torch.zeros(C)}
+    return Sent(ClassRows(torch.arange(C), randn(C, D, seed=seed), torch.full((C,), 5), 5 * C), 0.1, arrays, shared)
+
+
 def view_of(config):
-    """A client that holds all classes, after a round in which the federation found prototypes."""
-    start = ServerState.start(C, D)
-    state = dataclasses.replace(start, prototypes=randn(C, D), present=torch.ones(C, dtype=torch.bool))
+    """What a client that holds all classes sees after a round with replies of two."""
+    start = state = ServerState.start(C, D)
+    parts = parts_of(config)
+    for part in parts:
+        state = part.fold(start, state, [reply(parts, 2), reply(parts, 3)])
     return View(
         client="0",
         server_round=2,
         frame=config.frame,
-        arrays={name: array for part in parts_of(config) for name, array in part.downlink(state).items()},
+        arrays={name: array for part in parts for name, array in part.downlink(state).items()},
         own_means=OwnMeans(randn(C, D, seed=1), torch.full((C,), 3), 0.1),
         num_classes=C,
         feature_dim=D,
+        modules={part.owns: nn.Linear(D, C) for part in parts if part.owns},
     )
 
 
@@ -105,7 +120,8 @@ def test_names_of_settings_and_of_terms_are_those_of_one_part():
 
 @pytest.mark.parametrize("settings", RUNS)
 def test_the_terms_of_schema_1_are_reported_by_all(settings):
-    assert reported_terms(parts_of(resolved(**settings))) == SCHEMA_1
+    own = OWN.get(settings["strategy"], ())
+    assert reported_terms(parts_of(resolved(**settings))) == (*SCHEMA_1, *own, "total")
 
 
 @pytest.mark.parametrize("settings", RUNS)
