@@ -169,8 +169,7 @@ def train(
                 if settings.proto_source == "all-epochs" or (last and settings.proto_source == "last-epoch"):
                     statistics = Statistics.of(batch.features.detach(), y, len(data.classes))
                     running = statistics if running is None else running + statistics
-    means = (totals / counted).tolist()
-    return dict(zip(term_names(terms), means, strict=True)), running
+    return dict(zip(term_names(terms), (totals / counted).tolist(), strict=True)), running
 
 
 def _epoch(

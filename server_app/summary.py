@@ -17,6 +17,7 @@ from isoproto.fingerprint import fingerprint
 from isoproto.report import read_run, summary_table, write_report
 from isoproto.runs.metrics import summarise
 from isoproto.runs.run_folder import RunFolder
+from isoproto.settings.sections import Data
 from server_app.settings import replaced_settings
 from server_app.versions import git_commit, versions
 
@@ -65,7 +66,7 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
     write_report(folder.path)
 
 
-def _data_notes(config: RunConfig) -> list[str]:
+def _data_notes(config: Data) -> list[str]:
     """Return the notes on the run's data set, or none where only the clients have the data."""
     try:
         return list(load_dataset(config.data, config.data_dir).notes)

@@ -231,8 +231,8 @@ SENDS = {
     "node out",
     "gradients": "class means, counts and gradients; runs of fedavg, feddistill, fedhpro, fml ask for more and leave "
     "this node out",
-    "head,base": "class means, counts, base and head; runs of feddistill, fedhpro, fml, isoproto ask for more and leave "
-    "this node out",
+    "head,base": "class means, counts, base and head; runs of feddistill, fedhpro, fml, isoproto ask for more and "
+    "leave this node out",
     "base,gradients,head": "class means, counts, base, gradients and head; runs of feddistill, fml ask for more and "
     "leave this node out",
     "base,gradients,head,logits,twin": "class means, counts, base, gradients, head, logits and twin",
