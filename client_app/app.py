@@ -8,14 +8,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.client import Client
-from client_app.hosted import Steps, Work, answer_for_all, as_partition, hosted_partitions, introduce_all
+from client_app.hosted import Work, WorkInSteps, answer_for_all, as_partition, hosted_partitions, introduce_all
 from client_app.introduction import introduce
-from client_app.local_round import examine_client, train_client, training
+from client_app.local_round import examine_client, round_in_steps, train_client
 from isoproto import wire
 from isoproto.engines.host import Host, flower_host
 from isoproto.errors import WireError
 
-# One thread per worker: the simulation runs a worker per core, and small models crawl with more.
+# A simulation runs one worker per core. With more threads in each, small models train much slower.
 torch.set_num_threads(1)
 
 
@@ -30,13 +30,13 @@ def make_app(host_of: Callable[[], Host]) -> ClientApp:
 
     @made.query()
     def query(message: Message, context: Context) -> Message:
-        """Say who this client is and what it has."""
+        """Tell the server who this client is and which data it has."""
         return answer_query(message, context, host_of())
 
     @made.train()
     def train_round(message: Message, context: Context) -> Message:
         """Evaluate, train, evaluate again, measure class means, and save the model."""
-        return answer(message, context, host_of(), train_client, training)
+        return answer(message, context, host_of(), train_client, round_in_steps)
 
     @made.evaluate()
     def evaluate_round(message: Message, context: Context) -> Message:
@@ -63,15 +63,15 @@ def answer_query(message: Message, context: Context, host: Host) -> Message:
     return Message(wire.join(parts), reply_to=message)
 
 
-def answer(message: Message, context: Context, host: Host, work: Work, steps: Steps | None = None) -> Message:
+def answer(message: Message, context: Context, host: Host, work: Work, steps: WorkInSteps | None = None) -> Message:
     """Answer for this node's client, or for all clients that the message names.
 
     Args:
-        message: What the server asks.
+        message: The server's message.
         context: The node's context.
         host: Whether the node is simulated. A real device answers for itself alone.
-        work: What a client does.
-        steps: The same as a generator, for clients that train batched.
+        work: Runs one client and returns its reply.
+        steps: Does the same as a generator, for clients that train together.
     """
     node = context.node_config
     hosted = wire.read_hosted(message.content)

@@ -27,17 +27,17 @@ _FLOOR = "min-class-samples"
 
 @dataclass(frozen=True)
 class Client:
-    """One client, as this process knows it while it answers a message.
+    """One client: its settings, data and device while this process answers a message.
 
     Attributes:
         name: Stable name: the partition id as text, or the node's name.
         partitions: Number of partitions that the node's configuration names; 0 on a device with data of its own.
-        config: The run's settings, with those of the node on top.
+        config: The run's settings; settings of the node replace those of the run.
         architecture: Name of the client's model.
         data: Its samples.
         domain: Domain of its data, or empty.
-        spec: What its model must fit.
-        device: Where it computes.
+        spec: Shape of a sample, number of classes, feature width and head that its model must have.
+        device: Device that its model is on.
         host: Whether it is simulated, and by which worker.
     """
 
@@ -103,15 +103,15 @@ class Client:
 
 
 def _settings_of(settings: Mapping[str, Scalar], node: Mapping[str, Any]) -> RunConfig:
-    """Return the run's settings with those of the node on top.
+    """Return the run's settings, some replaced by those of the node.
 
     Raises:
         ConfigError: If a setting of either cannot be used.
     """
-    own = {key: node[key] for key in (*_NODE_SETTINGS, _FLOOR) if key in node}
-    RunConfig.from_mapping(own, source="node config")
-    if "data" in own:  # a relative path of the node's must not start from a folder that the server names
-        own.setdefault("data-dir", "")
-    if _FLOOR in own:  # the stricter of the two decides
-        own[_FLOOR] = max(own[_FLOOR], int(settings.get(_FLOOR, 1)))
-    return RunConfig.from_mapping({**settings, **own})
+    of_node = {key: node[key] for key in (*_NODE_SETTINGS, _FLOOR) if key in node}
+    RunConfig.from_mapping(of_node, source="node config")
+    if "data" in of_node:  # a relative path in the node's configuration must not start from a folder of the server
+        of_node.setdefault("data-dir", "")
+    if _FLOOR in of_node:  # the larger of the two limits counts
+        of_node[_FLOOR] = max(of_node[_FLOOR], int(settings.get(_FLOOR, 1)))
+    return RunConfig.from_mapping({**settings, **of_node})

@@ -11,28 +11,28 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ConfigError: If this machine has no such device.
     """
-    found = ["cpu"]
+    available = ["cpu"]
     if torch.cuda.is_available():
-        found.insert(0, "cuda")
+        available.insert(0, "cuda")
     elif torch.backends.mps.is_available():
-        found.insert(0, "mps")
+        available.insert(0, "mps")
     if name == "auto":
-        return torch.device(found[0])
+        return torch.device(available[0])
     reason = ""
-    if name.split(":")[0] in found:
+    if name.split(":")[0] in available:
         try:
             torch.empty(0, device=name)
             return torch.device(name)
-        except RuntimeError as err:  # a number that is none, or that no device has
+        except RuntimeError as err:  # the text after the colon is no number, or no device has this number
             reason = f" ({str(err).splitlines()[0]})"
     raise ConfigError(
-        f"`device` {name!r} is not on this machine, which has {found}{reason}; `auto` takes what there is"
+        f"`device` {name!r} is not on this machine, which has {available}{reason}; `auto` takes what there is"
     )
 
 
 def use_threads(count: int) -> None:
-    """Let torch use so many CPU threads."""
-    # torch forgets all prepared convolutions when the number is set, even to the same value. That costs a small client
-    # 8 % of its time.
+    """Set the number of CPU threads that torch uses."""
+    # Setting the number makes torch forget all prepared convolutions, even if the number stays the same. A small client
+    # would lose 8 % of its time by that.
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Checks, before a device joins its federation, whether something keeps it from joining, and says what to do."""
+"""Check whether anything keeps a device from joining its federation, and say what to do about it."""
 
 import dataclasses
 import importlib.metadata
@@ -38,7 +38,7 @@ _GPU_FILES = ("/dev/nvidia0", "/dev/nvhost-ctrl")  # a desktop's or server's, a 
 
 
 def examine(config: NodeConfig, feature_dim: int = 128, asked: Asked | None = None) -> Iterator[Finding]:
-    """Check one after the other all that a node needs. A check is skipped if one that it depends on has failed.
+    """Run all checks of a node, one after the other. A check is skipped if a check that it depends on has failed.
 
     Args:
         config: The node's configuration.
@@ -61,7 +61,7 @@ def examine(config: NodeConfig, feature_dim: int = 128, asked: Asked | None = No
     model: FeatureModel | None = None
     if client is None or data.state == "failed":
         yield skipped("training", "there are no data")
-    elif not config.model and isinstance(client.spec, TextSpec):  # only pictures have models that are there by default
+    elif not config.model and isinstance(client.spec, TextSpec):  # only for pictures is there a default model
         yield skipped("training", "the run's models are not known here; name a `model` to try it")
     else:
         model, training = _training(client, config.memory_mb)
@@ -83,7 +83,7 @@ def _packages() -> Finding:
         project = tomllib.loads((package_folder("isoproto").parent / "pyproject.toml").read_text("utf8"))
         texts = project["project"]["dependencies"]
     wanted = map(Requirement, texts)
-    wrong, found = [], []
+    wrong, versions = [], []
     for package in (entry for entry in wanted if entry.marker is None or entry.marker.evaluate({"extra": ""})):
         try:
             version = importlib.metadata.version(package.name)
@@ -93,8 +93,8 @@ def _packages() -> Finding:
         if not package.specifier.contains(version, prereleases=True):  # NVIDIA's torch is 2.5.0a0+872d972e41.nv24.8
             wrong.append(f"{package.name} is {version}, wanted {package.specifier}")
         if package.name in ("flwr", "torch"):
-            found.append(f"{package.name} {version}")
-    text = ", ".join([f"Python {platform.python_version()} on {platform.machine()}", *found])
+            versions.append(f"{package.name} {version}")
+    text = ", ".join([f"Python {platform.python_version()} on {platform.machine()}", *versions])
     if wrong:
         return Finding(
             "packages", "failed", f"{text}: {'; '.join(wrong)}", "pip install -r deploy/node-requirements.txt"
@@ -208,7 +208,7 @@ def _limited(memory_mb: int) -> Iterator[None]:
 def _memory(config: NodeConfig) -> Finding:
     """Compare the memory that a process of the node needs with what is free.
 
-    This process has done by now what a process of the node does, so its peak stands for that one.
+    This process has now done what a process of the node does, so its peak memory is an estimate for that process.
     """
     unit = 1 if platform.system() == "Darwin" else 1024
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // _MIB
@@ -220,7 +220,7 @@ def _memory(config: NodeConfig) -> Finding:
     except (OSError, StopIteration, ValueError, IndexError):
         return Finding("memory", "ok", text, details=details)
     text += f"; {free} MiB are free"
-    if free < _SUPERNODE_MIB:  # the memory of this process is about to be free again
+    if free < _SUPERNODE_MIB:  # this process is about to free its memory
         advice = "end other programs, choose a smaller `model` or `batch-size`, or add swap"
         return Finding("memory", "failed", text, advice, {**details, "free_mib": free})
     limit = f"; at most {config.memory_mb} each" if config.memory_mb else ""
@@ -231,7 +231,7 @@ def _disk(config: NodeConfig, model: FeatureModel | None) -> Finding:
     """Write into the state folder, and check that there is room for the files of a model."""
     folder = Path(config.state_dir)
     size = sum(t.numel() * t.element_size() for t in model.state_dict().values()) if model else 0
-    needed = _GENERATIONS * size // _MIB + 100  # 100 MiB for what Flower keeps: apps, logs
+    needed = _GENERATIONS * size // _MIB + 100  # Flower keeps apps and logs, about 100 MiB
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the node makes it
         with tempfile.TemporaryFile(dir=folder) as file:

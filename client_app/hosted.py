@@ -1,7 +1,7 @@
-"""Several clients that one worker of a simulation answers for, one after the other.
+"""Answer for several clients of a simulation in one worker, one client after the other.
 
-Models are written by a second thread while the worker is at the next client. Nothing is sent before all of them are on
-the disk. A client that fails is one failed client: the others still answer.
+A second thread writes a client's model while the worker goes on with the next client. The replies are sent when all
+models are on the disk. If a client fails, the others still answer.
 """
 
 import contextlib
@@ -12,20 +12,20 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from client_app.batched import TOGETHER
+from client_app.batched import MOST_TOGETHER
 from client_app.client import Client
 from client_app.introduction import introduce
-from client_app.local_round import Job, Reply, Training, resume, train_jobs, trains_batched
+from client_app.local_round import Job, Reply, RoundSteps, resume, train_jobs, trains_batched
 from isoproto import wire
 from isoproto.errors import ConfigError
 
 _log = logging.getLogger("isoproto")
 
-# The most clients that a worker keeps in memory until they train together.
-_MOST_WAITING = 2 * TOGETHER
+# The most clients of one architecture that a worker keeps in memory until they train together.
+_MOST_WAITING = 2 * MOST_TOGETHER
 
 Work = Callable[[Client, wire.Broadcast], Reply]
-Steps = Callable[[Client, wire.Broadcast], Training]
+WorkInSteps = Callable[[Client, wire.Broadcast], RoundSteps]
 
 
 def as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def as_partition(node: Mapping[str, Any], partition: int, clients: int) -> dict[
 
 
 def hosted_partitions(node: Mapping[str, Any], clients: int) -> range:
-    """Return the clients that a node answers for when there are fewer nodes than clients.
+    """Return the partitions that a node answers for when there are fewer nodes than clients.
 
     Raises:
         ConfigError: If there are more nodes than clients, and this node has none.
@@ -49,14 +49,14 @@ def hosted_partitions(node: Mapping[str, Any], clients: int) -> range:
 
 
 def introduce_all(partitions: Sequence[int], open_client: Callable[[int], Client]) -> dict[str, RecordDict]:
-    """Let several clients say who they are and what they have.
+    """Collect what the server has to know of each of several clients before round 1.
 
     Args:
         partitions: The clients, by partition.
-        open_client: Resolves the client of a partition.
+        open_client: Returns the client of a partition.
 
     Returns:
-        What each client says, or why it failed, by its name.
+        By the client's name: what the client has, or why it failed.
     """
     parts: dict[str, RecordDict] = {}
     for partition in partitions:
@@ -70,18 +70,19 @@ def answer_for_all(
     partitions: Sequence[int],
     open_client: Callable[[int], tuple[Client, wire.Broadcast]],
     work: Work,
-    steps: Steps | None,
+    steps: WorkInSteps | None,
 ) -> dict[str, RecordDict]:
-    """Let several clients do their work of a round.
+    """Let several clients work on one message.
 
     Args:
         partitions: The clients, by partition.
-        open_client: Resolves the client of a partition, and decodes what the server sent to it.
-        work: What a client does.
-        steps: The same as a generator, for clients that train batched; ``None`` if the message is not about training.
+        open_client: Returns the client of a partition, and what the server sent to it.
+        work: Runs one client and returns its reply.
+        steps: Does the same as a generator, for clients that train together; ``None`` if the message asks for an
+            evaluation.
 
     Returns:
-        The reply of each client, or why it failed, by its name.
+        By the client's name: its reply, or why it failed.
     """
     with ThreadPoolExecutor(1) as disk:
         replies = _Replies(disk)
@@ -97,7 +98,7 @@ def answer_for_all(
 
 
 class _Replies:
-    """The replies of several clients while they are being made.
+    """Collects the replies of several clients, and lets clients that train together wait for each other.
 
     Args:
         disk: The thread that writes models.
@@ -107,18 +108,18 @@ class _Replies:
         self._disk = disk
         self._parts: dict[str, RecordDict] = {}
         self._writes: dict[str, Future[None]] = {}
-        self._waiting: dict[str, list[tuple[str, Training, Job]]] = {}
+        self._waiting: dict[str, list[tuple[str, RoundSteps, Job]]] = {}
 
     def failure_of(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """Turn an exception into the failure of some clients."""
+        """Catch an exception in the block, and record it as the failure of some clients."""
         return _failure_of(self._parts, *names)
 
     def keep(self, name: str, reply: Reply) -> None:
-        """Take a client's reply, and begin to write its model."""
+        """Keep a client's reply, and begin to write its model."""
         self._parts[name] = reply.content
         self._writes[name] = self._disk.submit(reply.save)
 
-    def wait(self, client: Client, steps: Training) -> None:
+    def wait(self, client: Client, steps: RoundSteps) -> None:
         """Run a client's round up to its training, and let it wait for others of its architecture."""
         job = next(steps)
         waiting = self._waiting.setdefault(client.architecture, [])
@@ -149,7 +150,7 @@ class _Replies:
 
 @contextlib.contextmanager
 def _failure_of(parts: dict[str, RecordDict], *names: str) -> Iterator[None]:
-    """Turn an exception into the failure of some clients, which takes the place of their replies."""
+    """Catch an exception in the block, and put it in place of the replies of some clients."""
     try:
         yield
     except Exception as err:

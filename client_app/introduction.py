@@ -1,4 +1,4 @@
-"""What a client says of itself before round 1."""
+"""Tell the server who a client is and which data it has."""
 
 from client_app.client import Client
 from client_app.own_model import part_modules, shared_weights, skeleton

@@ -9,7 +9,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from client_app.batched import Member, Trained, pays, train_cohort
+from client_app.batched import Member, Trained, train_together, trains_faster_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
 from client_app.own_model import accuracy_note, open_model, shared_weights, state_to_save
@@ -33,7 +33,7 @@ class Reply(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A client that is about to train, in the form that :func:`train_cohort` takes.
+    """A client that is about to train, in the form that :func:`train_together` takes.
 
     Attributes:
         model: Says what the layers are. Its weights may already be another client's.
@@ -46,15 +46,15 @@ class Job(NamedTuple):
     settings: LocalSettings
 
 
-Training = Generator[Job, Trained, Reply]
+RoundSteps = Generator[Job, Trained, Reply]
 """A client's round as a generator: it yields a ``Job`` when training should be batched with other clients."""
 
 
 class _Start(NamedTuple):
-    """A client just before it trains.
+    """A client's model just before training, and what was measured of it.
 
     Attributes:
-        model: Its model, with the server's weights in it.
+        model: The client's model, with the server's weights in it.
         view: What the server sent, in the coordinates of this model's features.
         tested: The model's accuracy on the test data.
         measured: What parts measure before training, by the names of their fields.
@@ -67,8 +67,8 @@ class _Start(NamedTuple):
 
 
 def train_client(client: Client, broadcast: wire.Broadcast) -> Reply:
-    """Run the round of a client that trains alone, see :func:`training`."""
-    steps = training(client, broadcast)
+    """Run the round of a client that trains alone, see :func:`round_in_steps`."""
+    steps = round_in_steps(client, broadcast)
     try:
         job = next(steps)
     except StopIteration as done:
@@ -79,10 +79,10 @@ def train_client(client: Client, broadcast: wire.Broadcast) -> Reply:
 
 def train_jobs(jobs: Sequence[Job]) -> list[Trained]:
     """Train clients of one architecture as one program."""
-    return train_cohort(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
+    return train_together(jobs[0].model, [job.member for job in jobs], jobs[0].settings)
 
 
-def resume(steps: Training, trained: Trained) -> Reply:
+def resume(steps: RoundSteps, trained: Trained) -> Reply:
     """Hand a client's round the result of its training, and run the rest of the round."""
     try:
         steps.send(trained)
@@ -93,7 +93,7 @@ def resume(steps: Training, trained: Trained) -> Reply:
 
 
 def trains_batched(client: Client) -> bool:
-    """Whether the client trains by ``train_cohort``, also when no other client trains with it.
+    """Return whether the client trains by ``train_together``, even when no other client trains with it.
 
     Which clients share a worker is random, and it must not change the result. So this depends on the client alone.
     """
@@ -103,13 +103,15 @@ def trains_batched(client: Client) -> bool:
         and config.augment == "none"
         and config.amp == "off"
         and not client.spec.head.hidden
-        and pays(client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device)
+        and trains_faster_together(
+            client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device
+        )
         and len(client.data.train_y) > 0
         and not any(part.owns for part in client.parts)
     )
 
 
-def training(client: Client, broadcast: wire.Broadcast) -> Training:
+def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
     """Run one client's round. The model is saved only when the caller runs the ``save`` of the returned reply.
 
     The round evaluates, trains, evaluates again and measures class means. It is a generator, so that a worker can
@@ -135,7 +137,7 @@ def training(client: Client, broadcast: wire.Broadcast) -> Training:
             for name, parameter in start.model.named_parameters():
                 parameter.copy_(trained.parameters[name])
         losses, running = trained.losses, trained.running
-        started = time.perf_counter() - spent - trained.seconds  # without waiting for the other clients
+        started = time.perf_counter() - spent - trained.seconds  # leaves out the time spent waiting for other clients
     else:
         losses, running = _train(client, start, terms)
     _require_finite(client, start.model, losses)
@@ -146,13 +148,13 @@ def _start(client: Client, broadcast: wire.Broadcast) -> _Start:
     """Load the model, and evaluate and measure what is needed before training."""
     data, parts = client.data, client.parts
     loaded = open_model(client, broadcast, before=broadcast.server_round)
-    own = loaded.own
-    unknown = own is None and any(part.needs_means for part in parts)
+    own_means = loaded.own_means
+    unknown = own_means is None and any(part.needs_means for part in parts)
     early = _measuring(parts, "before")
     features = extract(loaded.model, data.train_x) if early or unknown else None
     if unknown:
-        own = own_means(statistics_of(loaded.model, data, features), data)
-    view = _view(client, broadcast, own, loaded.modules)
+        own_means = own_means_of(statistics_of(loaded.model, data, features), data)
+    view = _view(client, broadcast, own_means, loaded.modules)
     tested = loaded.tested or evaluate_model(loaded.model, data, view)
     measured = _measured(early, loaded.model, data, features, view)
     return _Start(loaded.model, view, tested, measured)
@@ -173,25 +175,25 @@ def _finish(
         broadcast: What the server sent.
         start: The client just before it trained; its model is trained by now.
         losses: Mean loss terms of training.
-        running: Class statistics that training gathered, if the run takes those.
-        started: When the round began.
+        running: Class statistics that training gathered, if the settings ask for them.
+        started: When the round began, by ``time.perf_counter``.
     """
     data, parts, model = client.data, client.parts, start.model
     late = _measuring(parts, "after")
     features = extract(model, data.train_x) if running is None or late else None
     statistics = running or statistics_of(model, data, features)
-    own = own_means(statistics, data)
-    # Features have moved, and so has their map into the server's frame.
-    view = dataclasses.replace(start.view, own=own)
+    own_means = own_means_of(statistics, data)
+    # Training has changed the features, so their map into the server's frame is made anew.
+    view = dataclasses.replace(start.view, own_means=own_means)
     tested = evaluate_model(model, data, view)
     arrays = {**start.measured, **_measured(late, model, data, features, view)}
-    rows = _class_means(statistics, data, client.config)
-    kept = own if any(part.needs_means for part in parts) else None
+    rows = _class_means(statistics, data, client.config.min_class_samples, client.config.feature_dim)
+    kept = own_means if any(part.needs_means for part in parts) else None
     state = state_to_save(model, view.modules, kept)
     note = accuracy_note(tested, client.test_digest)
     save = client.store(broadcast.experiment).prepare(broadcast.server_round, state, note)
     reply = wire.TrainReply(
-        contribution=rows,
+        means=rows,
         scatter=statistics.scatter() if statistics else 0.0,
         losses={name: losses.get(name, 0.0) for name in reported_terms(parts)},
         before=start.tested,
@@ -205,20 +207,22 @@ def _finish(
 
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Reply:
     """Evaluate the client's own model as it stands after the round. Nothing is saved."""
-    model, modules, _, own = open_model(client, broadcast, before=broadcast.server_round + 1)
-    if own is None and client.config.frame != "shared" and "prototypes" in broadcast.arrays:
-        own = own_means(statistics_of(model, client.data), client.data)  # else the prototypes could not be mapped
-    evaluation = evaluate_model(model, client.data, _view(client, broadcast, own, modules))
+    model, modules, _, own_means = open_model(client, broadcast, before=broadcast.server_round + 1)
+    if own_means is None and client.config.frame != "shared" and "prototypes" in broadcast.arrays:
+        own_means = own_means_of(statistics_of(model, client.data), client.data)  # needed to map the prototypes
+    evaluation = evaluate_model(model, client.data, _view(client, broadcast, own_means, modules))
     return Reply(wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None)
 
 
-def _view(client: Client, broadcast: wire.Broadcast, own: OwnMeans | None, modules: Mapping[str, nn.Module]) -> View:
+def _view(
+    client: Client, broadcast: wire.Broadcast, own_means: OwnMeans | None, modules: Mapping[str, nn.Module]
+) -> View:
     return View(
         client=client.name,
         server_round=broadcast.server_round,
         frame=client.config.frame,
         arrays=broadcast.arrays,
-        own=own,
+        own_means=own_means,
         num_classes=client.num_classes,
         feature_dim=client.spec.feature_dim,
         device=client.device,
@@ -234,7 +238,7 @@ def _measuring(parts: Sequence[Part], when: str) -> list[Part]:
 def _measured(
     parts: Sequence[Part], model: FeatureModel, data: ClientData, features: Tensor | None, view: View
 ) -> dict[str, Tensor]:
-    """Return what some parts measure of a model, by the names of their fields; nothing without training data."""
+    """Return what some parts measure of a model, by the names of their fields; empty without training data."""
     if not parts or features is None or not len(features):
         return {}
     trained = Measured(features, data.train_y, lambda: model.linear_head, model.head, view)
@@ -249,7 +253,7 @@ def statistics_of(model: FeatureModel, data: ClientData, features: Tensor | None
     return Statistics.of(features, data.train_y.to(features.device), len(data.classes))
 
 
-def own_means(statistics: Statistics | None, data: ClientData) -> OwnMeans | None:
+def own_means_of(statistics: Statistics | None, data: ClientData) -> OwnMeans | None:
     """Return class statistics in the form that the client keeps; ``None`` without training data."""
     if statistics is None:
         return None
@@ -310,18 +314,18 @@ def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, fl
 def _broken_tensors(model: FeatureModel) -> list[str]:
     """Return the names of the model's tensors that hold NaN or infinity."""
     state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
-    # One pass over all of them: their sum is finite if each of them is, in a precision in which it cannot overflow.
+    # One pass over all tensors: in this precision the sum cannot overflow, so it is finite exactly if every number is.
     if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
         return []
     return [name for name, t in state.items() if not bool(t.isfinite().all())]
 
 
-def _class_means(statistics: Statistics | None, data: ClientData, config: RunConfig) -> ClassRows:
-    """Return the class means of the classes with at least ``min-class-samples`` training samples."""
+def _class_means(statistics: Statistics | None, data: ClientData, minimum: int, width: int) -> ClassRows:
+    """Return the class means, of width ``width``, of the classes with at least ``minimum`` training samples."""
     samples = len(data.train_y)
     if statistics is None:
         empty = torch.zeros(0, dtype=torch.int64)
-        return ClassRows(empty, torch.zeros(0, config.feature_dim), empty, samples)
+        return ClassRows(empty, torch.zeros(0, width), empty, samples)
     held = _counts(statistics, data)
-    ids = torch.nonzero(held >= config.min_class_samples).flatten()
+    ids = torch.nonzero(held >= minimum).flatten()
     return ClassRows(ids, statistics.sums.mean().cpu()[ids], held[ids], samples)

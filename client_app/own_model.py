@@ -20,7 +20,7 @@ from isoproto.parts import OwnMeans, Part
 from isoproto.seeding import derive
 from models import FeatureModel, HeadShape, ModelSpec, TextSpec, architecture_for, create_model
 
-# The class means of a model are saved beside its tensors under these names. No module of a model has such a name.
+# The class means of a model are saved with its tensors under these names. No module of a model has such a name.
 _MEANS_NAMES = ("own:means", "own:counts", "own:scatter")
 
 
@@ -29,20 +29,20 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         model: The model.
-        modules: What parts of the method keep beside it, by name.
+        modules: Other modules that parts of the method keep on the client, by name.
         tested: Its accuracy on the test data; ``None`` if it must be measured.
-        own: Its class means of the training data; ``None`` if they must be measured.
+        own_means: Its class means of the training data; ``None`` if they must be measured.
     """
 
     model: FeatureModel
     modules: dict[str, nn.Module]
     tested: wire.Evaluation | None
-    own: OwnMeans | None
+    own_means: OwnMeans | None
 
 
 def build_model(architecture: str, spec: ModelSpec | TextSpec, device: torch.device, seed: int) -> FeatureModel:
     """Build a model and place it on the device where it trains."""
-    # A user's own model may be one that needs its feature maps as torch lays them out by default.
+    # A model of the user may rely on torch's default layout of feature maps, so it is not rearranged.
     return create_model(architecture, spec, seed).place(device, rearrange=not is_own(architecture))
 
 
@@ -86,13 +86,13 @@ def install(loaded: "LoadedModel", shared: Mapping[str, Tensor], client: Client)
     """
     if not shared:
         return
-    own = shared_weights(client.parts, loaded.model, loaded.modules)
-    if wire.tensor_spec(own) != wire.tensor_spec(shared):
+    tensors = shared_weights(client.parts, loaded.model, loaded.modules)
+    if wire.tensor_spec(tensors) != wire.tensor_spec(shared):
         raise ConfigError(
             f"client {client.name}: the server's shared weights do not fit its model {client.architecture!r} "
             f"(`share = {client.config.share}`); all clients need one architecture for it"
         )
-    _fill(own, shared)
+    _fill(tensors, shared)
 
 
 def _fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -104,8 +104,8 @@ def _fill(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
 def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> LoadedModel:
     """Load the client's model and install the server's weights in it.
 
-    Installed weights make another model of it, so the saved accuracy no longer applies. The saved class means still
-    apply if only the head was replaced, because features do not depend on the head.
+    The saved accuracy no longer applies when weights were replaced. The saved class means still apply if only the head
+    was replaced, because features do not depend on the head.
 
     Args:
         client: The client.
@@ -116,7 +116,7 @@ def open_model(client: Client, broadcast: wire.Broadcast, before: int) -> Loaded
     install(loaded, broadcast.shared, client)
     changed = {name.partition(".")[0] for name in broadcast.shared} & dict(loaded.model.named_children()).keys()
     if changed:
-        loaded = loaded._replace(tested=None, own=loaded.own if changed == {"head"} else None)
+        loaded = loaded._replace(tested=None, own_means=loaded.own_means if changed == {"head"} else None)
     return loaded
 
 
@@ -140,21 +140,22 @@ def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
         return LoadedModel(build_model(architecture, spec, device, seed), modules, None, None)
     model = skeleton(architecture, spec, device)
     state = _saved_tensors(model, modules)
-    tensors, own = _without_means(saved.tensors)
+    tensors, own_means = _without_means(saved.tensors)
     if differing := _differing(wire.tensor_spec(state), wire.tensor_spec(tensors)):
         raise ConfigError(
             f"client {client.name}: its saved model does not fit {architecture!r} with {spec}: "
             f"{len(differing)} tensors differ, among them {differing[:3]}. Start a new run, or restore the settings"
         )
     _fill(state, tensors)
-    return LoadedModel(model, modules, tested, own)
+    return LoadedModel(model, modules, tested, own_means)
 
 
-def state_to_save(model: nn.Module, modules: Mapping[str, nn.Module], own: OwnMeans | None) -> dict[str, Tensor]:
+def state_to_save(model: nn.Module, modules: Mapping[str, nn.Module], own_means: OwnMeans | None) -> dict[str, Tensor]:
     """Return the tensors to save: those of the client's modules, and the model's class means if there are any."""
     state = _saved_tensors(model, modules)
-    if own is not None:
-        state |= dict(zip(_MEANS_NAMES, (own.means, own.counts, torch.tensor(own.scatter)), strict=True))
+    if own_means is not None:
+        values = (own_means.means, own_means.counts, torch.tensor(own_means.scatter))
+        state |= dict(zip(_MEANS_NAMES, values, strict=True))
     return state
 
 

@@ -1,4 +1,4 @@
-"""What the owner of a device permits a server: what may be sent, which code may run, which folders may be used."""
+"""Check that a run asks for no more than the owner of a device permits: data to send, code to run, folders to use."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,7 @@ from isoproto.data.folders import data_folder, lies_in
 from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.parts import parts_of
+from isoproto.settings.sections import Data
 
 
 def asked_of_owner(config: RunConfig) -> frozenset[str]:
@@ -40,11 +41,11 @@ def check_may_send(config: RunConfig, node: Mapping[str, Any], client: str) -> N
         )
 
 
-def check_code(config: RunConfig, node: Mapping[str, Any], architecture: str, client: str) -> None:
+def check_code(config: Data, node: Mapping[str, Any], architecture: str, client: str) -> None:
     """Refuse a run config that names code for a real device to import. Only the device's owner may name code.
 
     Args:
-        config: The run's settings.
+        config: The run's settings of data.
         node: The node's configuration. What it names itself is permitted.
         architecture: The client's model.
         client: The client's name, for the error text.

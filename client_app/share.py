@@ -1,4 +1,4 @@
-"""Which samples are the client's: its share of a data set that is split over all clients, or all of its own data."""
+"""Load a client's samples: its share of a data set that is split over all clients, or all of the data of a device."""
 
 import dataclasses
 import functools
@@ -21,11 +21,12 @@ from isoproto.data import (
     with_classes,
 )
 from isoproto.errors import ConfigError
+from isoproto.settings.sections import Data
 from models import HeadShape, ModelSpec, TextSpec, head_for
 
 
 class Share(NamedTuple):
-    """The client's samples, and what follows from them.
+    """A client's samples, their domain, and what a model for them must fit.
 
     Attributes:
         data: Training and test samples.
@@ -48,13 +49,16 @@ def share_of(config: RunConfig, outside: str, partition: int | None, partitions:
         partitions: How many shares there are.
 
     Raises:
-        ConfigError: If the settings do not fit the data.
+        ConfigError: If the settings do not fit the data, or if they augment texts.
         DataError: If the data cannot be read.
     """
     dataset = _dataset(config.data, config.data_dir, config.classes, outside)
     split = _split(config, outside, partition, partitions)
-    head = head_for(config.heads, partition or 0, config.feature_dim)
-    spec = _spec(dataset, config, head)
+    if isinstance(dataset, TextDataset) and config.augment != "none":
+        raise ConfigError(
+            f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
+        )
+    spec = _spec(dataset, config.feature_dim, head_for(config.heads, partition or 0, config.feature_dim))
     return Share(client_data(dataset, split), _domain(dataset, split), spec)
 
 
@@ -87,7 +91,7 @@ def _dataset(data: str, data_dir: str, classes: str, outside: str) -> Dataset:
     return with_classes(load_dataset(data, data_dir), class_names(classes), outside=outside)
 
 
-def _split(config: RunConfig, outside: str, partition: int | None, partitions: int) -> ClientSplit:
+def _split(config: Data, outside: str, partition: int | None, partitions: int) -> ClientSplit:
     options = PartitionOptions(min_samples=config.min_samples)
     if partition is not None:  # a device keeps all of its own data, whatever the run says of data that it splits
         options = dataclasses.replace(
@@ -130,21 +134,13 @@ def _splits(
     )
 
 
-def _spec(dataset: Dataset, config: RunConfig, head: HeadShape) -> ModelSpec | TextSpec:
-    """Return what a model for a data set must fit.
-
-    Raises:
-        ConfigError: If the settings augment texts, which only works on pictures.
-    """
+def _spec(dataset: Dataset, feature_dim: int, head: HeadShape) -> ModelSpec | TextSpec:
+    """Return what a model for a data set must fit."""
     classes = len(dataset.classes)
     if not isinstance(dataset, TextDataset):
         channels, height, width = dataset.x.shape[1:]
-        return ModelSpec(channels, height, width, config.feature_dim, classes, head)
-    if config.augment != "none":
-        raise ConfigError(
-            f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
-        )
-    return TextSpec(dataset.vocabulary, dataset.x.shape[1], config.feature_dim, classes, head)
+        return ModelSpec(channels, height, width, feature_dim, classes, head)
+    return TextSpec(dataset.vocabulary, dataset.x.shape[1], feature_dim, classes, head)
 
 
 def _domain(dataset: Dataset, split: ClientSplit) -> str:

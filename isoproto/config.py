@@ -1,8 +1,8 @@
-"""The run configuration: Flower's flat mapping, read once into one frozen dataclass.
+"""Read the run configuration, Flower's flat mapping, into one frozen dataclass.
 
-Flower hands over ``dict[str, bool | int | float | str]``: no lists and no ``None``. So a list travels as text, and the
-word ``auto`` means that the strategy decides. Every default stands in ``pyproject.toml`` too, since Flower refuses to
-override a key that is not listed there; a test compares the two. ``docs/settings.md`` lists all settings.
+Flower passes ``dict[str, bool | int | float | str]``, without lists and ``None``. So a list is written as text, and the
+word ``auto`` means that the strategy decides. Every default is also in ``pyproject.toml``, because Flower can only
+override keys that are listed there. A test compares the two. ``docs/settings.md`` lists all settings.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from isoproto.settings.twin import TwinModel
 
 __all__ = ["AUTO", "MethodSettings", "RunConfig", "Scalar", "key_of", "read_fields", "read_overrides", "refuse"]
 
-# How Flower finds the pairs in an override. It skips what lies between them without a word.
+# How Flower finds the pairs in an override. It ignores the text between pairs without an error.
 _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
-    """Everything that makes a method. A strategy is such a value; see ``strategies.base.PrototypeStrategy.method``.
+    """The settings of a method. Each strategy has a value of them, ``strategies.base.PrototypeStrategy.method``.
 
-    A part with settings of its own adds its section to the bases.
+    A part that needs new settings adds its section to the bases.
     """
 
     @property
@@ -42,7 +42,7 @@ class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folders):
-    """Settings of one run. Each is documented where it is declared, in ``isoproto.settings``; see docs/settings.md."""
+    """The settings of one run. Each is documented where it is declared, in ``isoproto.settings``; see docs/settings.md."""
 
     @classmethod
     def from_mapping(
@@ -52,14 +52,14 @@ class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folder
         source: str = "run config",
         check: Callable[[Mapping[str, Any]], Iterable[str]] = lambda _: (),
     ) -> "RunConfig":
-        """Read Flower's run config, or say everything that is wrong with it at once.
+        """Read Flower's run config, or raise one error that names everything that is wrong with it.
 
-        An ``int`` is welcome where a ``float`` is meant, a ``bool`` is not welcome where a number is.
+        An ``int`` is accepted for a ``float``. A ``bool`` is not accepted for a number.
 
         Args:
             values: Settings by key.
-            source: Where they come from, for the error text.
-            check: Gives further problems of the settings that are right in themselves, by field name.
+            source: Where the settings come from, for the error text.
+            check: Returns further problems of the settings whose types and ranges are right, given by field name.
 
         Raises:
             ConfigError: With every unknown key, wrong type, wrong choice and value out of range.
@@ -82,9 +82,9 @@ class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folder
         return {key: getattr(self, field.name) for key, field in _FIELDS.items()}
 
     def changes(self) -> dict[str, Scalar]:
-        """Return only what differs from the defaults.
+        """Return the settings that differ from the defaults.
 
-        Sender and receiver run the same code (their fingerprints are compared), so this says everything.
+        The receiver runs the same code, since fingerprints are compared. So it has the same defaults.
         """
         return {k: v for k, v in self.to_mapping().items() if v != _FIELDS[k].default}
 
@@ -92,7 +92,7 @@ class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folder
 def read_fields(
     fields: Mapping[str, "dataclasses.Field[Any]"], values: Mapping[str, Scalar]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the values that are right, by field name, and what is wrong with each of the others."""
+    """Return the valid values by field name, and an error text for each other value."""
     problems, found = [], {}
     for key, value in values.items():
         field = fields.get(key)
@@ -107,7 +107,7 @@ def read_fields(
 
 
 def refuse(problems: Sequence[str], source: str) -> None:
-    """Say everything that is wrong with some settings at once.
+    """Raise one error that names all problems of some settings, if there are any.
 
     Raises:
         ConfigError: If there is a problem.
@@ -135,7 +135,7 @@ def key_of(field: "dataclasses.Field[Any]") -> str:
 _FIELDS: dict[str, "dataclasses.Field[Any]"] = {
     key_of(field): field for section in SECTIONS for field in dataclasses.fields(section)
 }
-# Paths that name this machine's folders: a process elsewhere cannot resolve a relative one.
+# Settings that are folders. They must be absolute, because Flower's processes run in other folders.
 _PATHS = ("data_dir", "output_dir", "state_dir")
 
 
@@ -169,7 +169,7 @@ def _relation_problems(found: Mapping[str, Any]) -> Iterable[str]:
 
 
 def read_overrides(texts: Iterable[str]) -> dict[str, Scalar]:
-    """Merge run-config overrides, each ``key=value ...`` or a TOML file; later ones win.
+    """Merge run-config overrides, each of them ``key=value ...`` or a TOML file. Later ones replace earlier ones.
 
     Raises:
         ConfigError: If a text or file cannot be read as TOML.

@@ -1,4 +1,4 @@
-"""Draw the clients that train in a round.
+"""Draw a round's cohort: the clients that train in it.
 
 Draws depend on the seed, the round and the names of the clients only.
 """
@@ -55,8 +55,8 @@ def cohort(
     """
     names = sorted(clients, key=client_order)
     size = cohort_size(len(names), fraction, over_sample)
-    drawn = numpy_generator(seed, "cohort", server_round).choice(len(names), size=size, replace=False)
-    return [names[i] for i in sorted(drawn)]
+    indices = numpy_generator(seed, "cohort", server_round).choice(len(names), size=size, replace=False)
+    return [names[i] for i in sorted(indices)]
 
 
 def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> frozenset[str]:
@@ -74,5 +74,5 @@ def late_clients(clients: Sequence[str], fraction: float, *, seed: int) -> froze
     """
     names = sorted(clients, key=client_order)
     wanted = max(0, min(len(names) - 1, math.floor(fraction * len(names) + 0.5)))
-    drawn = numpy_generator(seed, "late").choice(len(names), size=wanted, replace=False) if wanted else ()
-    return frozenset(names[i] for i in drawn)
+    indices = numpy_generator(seed, "late").choice(len(names), size=wanted, replace=False) if wanted else ()
+    return frozenset(names[i] for i in indices)

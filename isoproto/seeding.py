@@ -1,4 +1,4 @@
-"""Random generators, each seeded by what it is used for; the global generators are never used.
+"""Make random generators, each seeded by what it is used for. The global generators are never used.
 
 A seed is computed from the run's seed, a purpose, and the round or client that it concerns. So a resumed run draws
 the same numbers as an uninterrupted run, and a client's numbers do not depend on which clients its worker ran before.
@@ -24,10 +24,10 @@ def derive(seed: int, *parts: int | str) -> int:
 
 
 def torch_generator(seed: int, *parts: int | str) -> torch.Generator:
-    """Return a CPU generator for the stream ``parts``."""
+    """Return a torch generator on the CPU, seeded by ``derive``."""
     return torch.Generator().manual_seed(derive(seed, *parts))
 
 
 def numpy_generator(seed: int, *parts: int | str) -> np.random.Generator:
-    """Return a NumPy generator for the stream ``parts``."""
+    """Return a NumPy generator, seeded by ``derive``."""
     return np.random.default_rng(derive(seed, *parts))

@@ -34,17 +34,17 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_federation(grid: Grid, run_config: Mapping[str, Scalar], *, flower_run: int = 0) -> Path:
-    """Run a federation, or go on with an interrupted one, and return its run folder.
+    """Run a federation, or continue an interrupted run, and return its run folder.
 
     Args:
-        grid: How to reach the nodes.
+        grid: Sends messages to the nodes.
         run_config: The settings.
-        flower_run: The number under which the SuperLink knows the run; 0 where there is none.
+        flower_run: The SuperLink's number of the run; 0 without a SuperLink.
 
     Raises:
-        ConfigError: If settings cannot be used; all of them are named at once.
-        FederationError: If the run cannot go on.
-        StateError: If the run folder cannot be written or an interrupted run not be read.
+        ConfigError: If settings cannot be used. The text names all of them.
+        FederationError: If the run cannot continue.
+        StateError: If the run folder cannot be written, or an interrupted run cannot be read.
     """
     show_log()
     asked = RunConfig.from_mapping(run_config, check=unknown_names)
@@ -64,7 +64,7 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar], *, flower_run: 
 
 
 def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> None:
-    """Meet the clients, then let Flower's loop run the rounds that are left."""
+    """Wait for the clients, then let Flower's loop run the remaining rounds."""
     folder, config = strategy.folder, strategy.config
     strategy.meet(grid, more_may_come=grid.more_may_come)
     workers = strategy.roster.workers
@@ -72,7 +72,7 @@ def _run(strategy: PrototypeStrategy, grid: PromptGrid, *, resumed: bool) -> Non
     if workers:
         paths.mark_experiment(paths.state_dir(config.state_dir), folder.experiment)
     note_partition(folder, strategy.roster)
-    with _quiet("flwr"):  # a round is one line of ours; Flower's loop would add six that say nothing
+    with _quiet("flwr"):  # our log has one line per round; Flower's loop would add six
         strategy.start(
             grid,
             initial_arrays=ArrayRecord(),
@@ -105,7 +105,7 @@ def _end_of_round(
 
 @contextlib.contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Let only warnings of another library through while the block lasts."""
+    """Show only warnings of another library while the block lasts."""
     other = logging.getLogger(logger)
     level = other.level
     other.setLevel(logging.WARNING)

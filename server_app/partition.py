@@ -1,4 +1,4 @@
-"""Write down which client holds which samples."""
+"""Write a file and a log table of how many samples of each class every client holds."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ def note_partition(folder: RunFolder, roster: Roster) -> None:
         }
         for info in clients
     ]
-    # Some partitions may be missing: their nodes did not come, or were refused.
+    # There may be fewer clients than partitions, because some nodes did not come or were refused.
     partitions = roster.partitions or len(clients)
     partition = {"classes": roster.classes, "partitions": partitions, "clients": rows}
     folder.write_text("partition.json", json.dumps(partition))

@@ -1,4 +1,4 @@
-"""A paper's setting at a size for two cores: smaller models, fewer samples and rounds, stand-ins for data."""
+"""Shrink a paper's setting to a size for two cores: smaller models, fewer samples and rounds, other data sets."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from isoproto.config import RunConfig
 from isoproto.data import INFOS
 from models import TEXT_MODELS, architectures
 
-# What stands in for a set that few have at hand. (`digits` looks for stand-ins of SVHN and SYN by itself.)
+# Data sets that replace sets which few people have. (`digits` replaces SVHN and SYN by itself.)
 _DATA = {
     "cifar100": "tiny_imagenet",
     "domainnet": "pacs",
@@ -16,8 +16,8 @@ _DATA = {
     "svhn": "npz:digits_mnistm_like.npz",
     "syn": "npz:digits_syn_like.npz",
 }
-# A model of the same kind with fewer than two million parameters; deep residual networks become different ones, so
-# that a group stays a mixed one.
+# Models of the same kind with fewer than two million parameters. Residual networks of different depth become different
+# models, so that clients still have different architectures.
 _MODELS = {
     "bag_mlp_500": "bag_mlp_150",
     "bag_mlp_1000_500": "bag_mlp_300_150",
@@ -38,11 +38,11 @@ _MODELS = {
 }
 _ROUNDS = 5
 _SAMPLES, _SAMPLES_PER_CLIENT = 2_000, 20
-_TEXT_WIDTH = 32  # a text model is mostly its table of words, at this width a million numbers
+_TEXT_WIDTH = 32  # a text model is mostly its table of words, which has a million numbers at this width
 
 
 def at_scale(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """Return the settings to run, and what they replace: a sentence for each setting, none under ``scale = paper``.
+    """Return the settings to run, and a sentence for each setting that was replaced; none under ``scale = paper``.
 
     Example:
         >>> config, replaced = at_scale(RunConfig(scale="small", data="cifar100", models="htfe2", rounds=3))
@@ -73,14 +73,14 @@ def _smaller(config: RunConfig) -> dict[str, Any]:
         smaller["feature_dim"] = min(config.feature_dim, _TEXT_WIDTH)
     if smaller["data"] != config.data and config.partition == "one_domain":
         smaller["partition"] = "domain"  # the stand-in may have fewer domains than there are clients
-    if config.partition != "user" and "@" not in config.partition:  # users and fractions are small as they are
+    if config.partition != "user" and "@" not in config.partition:  # users and fractions of the data are small already
         most = max(_SAMPLES, _SAMPLES_PER_CLIENT * config.clients)
         smaller["max_samples"] = min(config.max_samples or most, most)
     return smaller
 
 
 def _smaller_data(data: str) -> str:
-    """Return the stand-in for a set, or the set itself at its usual size."""
+    """Return the data set that replaces a set, or the set itself. Names for large pictures become the usual names."""
     kind = data.partition(":")[0]
     if kind in INFOS and INFOS[kind].side:
         data = kind

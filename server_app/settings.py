@@ -20,7 +20,7 @@ def open_run(asked: RunConfig) -> tuple[RunFolder, RunConfig]:
 
     Raises:
         ConfigError: If settings contradict each other.
-        StateError: If the folder cannot be written, or the interrupted run not be read.
+        StateError: If the folder cannot be written, or the interrupted run cannot be read.
     """
     output_dir = paths.output_dir(asked.output_dir)
     if asked.resume:
@@ -50,9 +50,9 @@ def ignored_settings(asked: RunConfig, config: RunConfig) -> Iterator[str]:
 
 def _overruled(asked: RunConfig, config: RunConfig) -> list[str]:
     """Return a sentence for each setting that the method replaced."""
-    found = config.to_mapping()
+    resolved = config.to_mapping()
     return [
-        f"strategy = {config.strategy}: {key} = {value!r} is replaced by {found[key]!r}"
+        f"strategy = {config.strategy}: {key} = {value!r} is replaced by {resolved[key]!r}"
         for key, value in asked.changes().items()
-        if value != found[key]
+        if value != resolved[key]
     ]

@@ -17,6 +17,7 @@ from isoproto.fingerprint import fingerprint
 from isoproto.report import read_run, summary_table, write_report
 from isoproto.runs.metrics import summarise
 from isoproto.runs.run_folder import RunFolder
+from isoproto.settings.sections import Data
 from server_app.settings import replaced_settings
 from server_app.versions import git_commit, versions
 
@@ -25,12 +26,12 @@ _log = logging.getLogger("isoproto")
 
 @contextlib.contextmanager
 def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
-    """Write summary and report when the block ends, however it ends."""
+    """Write summary and report when the block ends, also if it raises."""
     try:
         yield
     except BaseException as err:
         _log.error("the run failed: %s", err)
-        with contextlib.suppress(Exception):  # the first error is the one to show
+        with contextlib.suppress(Exception):  # the user sees the first error, not one that follows from it
             folder.commit()
         with contextlib.suppress(Exception):
             _write_summary(folder, config, f"{type(err).__name__}: {err}")
@@ -65,9 +66,9 @@ def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
     write_report(folder.path)
 
 
-def _data_notes(config: RunConfig) -> list[str]:
+def _data_notes(config: Data) -> list[str]:
     """Return the notes on the run's data set, or none where only the clients have the data."""
     try:
         return list(load_dataset(config.data, config.data_dir).notes)
-    except (ConfigError, DataError, OSError):  # such as a function of the clients' own, or a folder that is not here
+    except (ConfigError, DataError, OSError):  # a function or a folder that only the clients have
         return []

@@ -1,4 +1,4 @@
-"""Say which versions of this code and of its libraries produced a run."""
+"""Return the versions of this code and of its libraries, for a run's summary."""
 
 import importlib.metadata
 import platform
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that figures depend on."""
-    found = {name: importlib.metadata.version(name) for name in ("flwr", "torch", "numpy")}
-    return {"python": platform.python_version(), **found}
+    """Return the versions of Python and of the libraries that results depend on."""
+    libraries = {name: importlib.metadata.version(name) for name in ("flwr", "torch", "numpy")}
+    return {"python": platform.python_version(), **libraries}
 
 
 def git_commit() -> str:
-    """Return the commit of the working tree that this code lies in, ``-dirty`` if changed; empty elsewhere."""
+    """Return the git commit of this code, with ``-dirty`` if files differ from it; empty outside a git checkout."""
     command = [
         "git",
         "-C",

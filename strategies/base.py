@@ -18,7 +18,7 @@ from isoproto.sampling import cohort, cohort_size
 from strategies.exchange import Exchange
 from strategies.journal import Journal
 from strategies.refusals import most_frequent
-from strategies.replies import Trained
+from strategies.replies import GoodTrainReply
 from strategies.resolve import resolve
 from strategies.roster import Roster
 
@@ -26,23 +26,22 @@ from strategies.roster import Roster
 class PrototypeStrategy(Strategy):
     """Exchange of class prototypes, with every reply checked before it is used.
 
-    The server sends, per round and participant, the global prototypes with their mask (and weights, if the
-    method shares some). The client trains its own model, with the alignment terms that the settings name,
-    and evaluates it before and after. Back come the class means of the classes it holds, their counts, one
-    scatter number, its accuracy and losses.
+    In each round the server sends what the parts of the method declare, such as the global prototypes. Each client
+    trains its own model with the loss terms of the parts, and evaluates it before and after. It sends back the class
+    means of the classes that it holds, their counts and scatter, its accuracy and losses, and what the parts declare.
 
-    A bad reply is one failed client with a named reason, never a failed round.
+    A bad reply makes one client fail, with a named reason. It never makes a round fail.
 
     Args:
         config: The run's settings, resolved with ``resolve``.
-        folder: Where metrics and checkpoints go.
+        folder: The run folder, for metrics and checkpoints.
         state: The state to go on from, or ``None`` for a new run.
 
     Attributes:
-        method: What the method decides where a setting is `auto`; it leaves the rest `auto`.
+        method: The method's values of settings that are `auto`. What the method does not decide is `auto` here, too.
         parts: The parts that the method is made of under the run's settings.
-        roster: Who takes part.
-        state: The state after the last round; there is none before ``meet``.
+        roster: The clients that take part.
+        state: The state after the last round; ``meet`` sets it first.
     """
 
     method: ClassVar[MethodSettings]
@@ -55,13 +54,13 @@ class PrototypeStrategy(Strategy):
         self.roster = Roster(config, folder, self._journal)
         self._exchange = Exchange(config, self.roster, self._journal)
         self._saved = state
-        self._round = state.server_round if state else 0  # the one under way
-        self._wanted = 0  # good replies that close the training round under way; 0: all
+        self._round = state.server_round if state else 0  # the current round, or the last one before any began
+        self._wanted = 0  # good replies that close the current training round; 0: all
         self.state: ServerState
 
     @classmethod
     def resolve(cls, config: RunConfig) -> RunConfig:
-        """Replace every ``auto`` by what this method stands for; see ``strategies.resolve``.
+        """Replace every ``auto`` by this method's value; see ``strategies.resolve``.
 
         Raises:
             ConfigError: If an alignment is asked for without prototypes to align to, or settings contradict each other.
@@ -69,14 +68,14 @@ class PrototypeStrategy(Strategy):
         return resolve(config, cls.method)
 
     def meet(self, grid: Grid, *, more_may_come: bool = True) -> None:
-        """Wait for the nodes, settle who takes part, and set the state to start from.
+        """Wait for the nodes, decide which clients take part, and set the state to start from.
 
         Args:
-            grid: How to reach them.
-            more_may_come: Whether nodes may come later than the others; see ``Roster.meet``.
+            grid: Sends messages to the nodes.
+            more_may_come: Whether more nodes may connect later; see ``Roster.meet``.
 
         Raises:
-            FederationError: If too few came, or none of them can be used.
+            FederationError: If too few nodes came, or no node can be used.
             ConfigError: If the clients do not fit the settings, or not the checkpoint.
         """
         self.roster.meet(grid, self._round, more_may_come=more_may_come)
@@ -93,18 +92,18 @@ class PrototypeStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the clients that train in this round among those that are there, and write their messages."""
+        """Draw the clients that train in this round from those whose nodes are connected, and write their messages."""
         self._journal.begin_round()
         self._round = self.state.server_round + 1
-        # A node that comes in late holds the others up no longer than a slow one.
+        # A late node may delay the round no longer than a slow one.
         timeout = min(self.config.wait_timeout, self.config.round_timeout)
         here = self.roster.reachable(self.roster.look(grid, self._round, timeout))
         if not 0 < self.config.join_round <= self._round:
             here = {name: node for name, node in here.items() if name not in self.roster.late}
         fraction, more = self.config.fraction, self.config.over_sample
-        drawn = cohort(list(here), fraction, seed=self.config.seed, server_round=self._round, over_sample=more)
+        names = cohort(list(here), fraction, seed=self.config.seed, server_round=self._round, over_sample=more)
         self._wanted = cohort_size(len(here), fraction) if more else 0
-        return self._messages(MessageType.TRAIN, {name: here[name] for name in drawn})
+        return self._messages(MessageType.TRAIN, {name: here[name] for name in names})
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -116,8 +115,8 @@ class PrototypeStrategy(Strategy):
         """
         training_s = self._journal.elapsed()
         good, failures = self._exchange.read(replies, wire.read_train_reply, enough=self._wanted)
-        # A client without data is no failure, but there is nothing to learn from it.
-        useful = [each for each in good if each.reply.contribution.samples]
+        # A client without data does not fail, but its reply is not used.
+        useful = [each for each in good if each.reply.means.samples]
         empty = len(useful) < self.config.min_replies
         latest = {each.info.client: _accuracy(each.info, each.reply.after, self._round) for each in good}
         self.state = dataclasses.replace(
@@ -138,7 +137,7 @@ class PrototypeStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Write a message to every client that is there, in the rounds that are evaluated."""
+        """Write a message to every client whose node is connected, in the rounds that are evaluated."""
         done, every = self.state.server_round, self.config.evaluate_every
         if done != self.config.rounds and done != 0 and not (every and done % every == 0):
             self._exchange.ask_nobody()
@@ -160,21 +159,21 @@ class PrototypeStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log what takes part."""
+        """Log the method, the clients and the models."""
         self._journal.takes_part(self.roster.models(), len(self.roster.classes), self.roster.workers)
 
     def enough(self, kind: str) -> int:
-        """Return after how many good replies to messages of a kind the others need not be waited for; 0: all."""
+        """Return the number of replies without an error after which the server stops waiting; 0: it waits for all."""
         return self._wanted if kind == MessageType.TRAIN else 0
 
     # What a method changes
 
-    def next_state(self, good: Sequence[Trained]) -> ServerState:
+    def next_state(self, good: Sequence[GoodTrainReply]) -> ServerState:
         """Fold the good replies of clients with training samples, sorted by client, into the next state.
 
         The result depends on the state and the replies alone. The caller sets ``server_round`` and ``accuracy``.
         """
-        sent = [Sent(g.reply.contribution, g.reply.scatter, g.reply.arrays, g.reply.shared) for g in good]
+        sent = [Sent(g.reply.means, g.reply.scatter, g.reply.arrays, g.reply.shared) for g in good]
         state = dataclasses.replace(self.state, figures={})
         for part in self.parts:
             state = part.fold(self.state, state, sent)
@@ -183,7 +182,12 @@ class PrototypeStrategy(Strategy):
     # Helpers
 
     def _messages(self, kind: str, clients: Mapping[str, int]) -> list[Message]:
-        """Write the messages to ``clients``, which maps each to its node."""
+        """Write the messages to some clients.
+
+        Args:
+            kind: Flower's type of the messages.
+            clients: The clients, with their nodes.
+        """
         arrays = {name: array for part in self.parts for name, array in part.downlink(self.state).items()}
         broadcast = wire.Broadcast(
             experiment=self.folder.experiment,
@@ -196,7 +200,7 @@ class PrototypeStrategy(Strategy):
         return self._exchange.messages(kind, clients, broadcast, limits)
 
     def _bear_empty_round(self, failures: Mapping[str, str], *, good: int, without_samples: int) -> None:
-        """Log why the round is empty, and give the run up after too many of them."""
+        """Log why the round is empty, and end the run after too many empty rounds."""
         config, empty = self.config, self.state.empty_rounds
         reasons = collections.Counter(failures.values())
         reasons["the client has no training samples"] = without_samples

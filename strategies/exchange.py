@@ -1,4 +1,4 @@
-"""Send a round's messages out, and check the replies that come in."""
+"""Write a round's messages, and check the replies."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from isoproto.errors import MoreSamples, WireError
 from isoproto.parts import parts_of, reported_terms
 from isoproto.parts.base import LimitOf
 from strategies.journal import Journal
-from strategies.replies import GoodReply, Reply, Trained, content, parts, success
+from strategies.replies import GoodReply, GoodTrainReply, Reply, content, parts, success
 from strategies.roster import Roster
 
 Limits = Mapping[str, LimitOf | None]
@@ -24,15 +24,15 @@ _Key = tuple[int, str]
 
 
 class Exchange:
-    """The messages of a round, and what their replies are held against.
+    """Writes the messages of a round, and checks the replies.
 
     Args:
         config: The run's settings.
-        roster: Who takes part.
-        journal: Takes note of bad replies.
+        roster: The clients that take part.
+        journal: Records bad replies.
 
     Attributes:
-        bytes_down: Size of the content that the newest messages hold.
+        bytes_down: Size of the content of each of the newest messages.
     """
 
     def __init__(self, config: RunConfig, roster: Roster, journal: Journal) -> None:
@@ -55,13 +55,13 @@ class Exchange:
     def messages(
         self, kind: str, clients: Mapping[str, int], broadcast: wire.Broadcast, limits: Limits
     ) -> list[Message]:
-        """Write the messages to some clients, and remember what the replies are held against.
+        """Write the messages to some clients, and remember what the replies are checked against.
 
         Args:
             kind: Flower's type of the messages.
-            clients: The clients to ask, with the nodes that stand for them.
-            broadcast: The content, equal for all.
-            limits: As in ``wire.Expected``.
+            clients: The clients to ask, with their nodes.
+            broadcast: The content, equal for all clients.
+            limits: For each array that clients may send, how long its rows may be; see ``wire.Expected``.
         """
         written = wire.write_broadcast(broadcast)
         self.bytes_down = wire.serialised_bytes(written)
@@ -82,8 +82,8 @@ class Exchange:
         Args:
             replies: The replies that came.
             read: Checks and decodes the reply of one client.
-            enough: After so many replies without an error nobody waited for the others, so these did not fail;
-                0: all are expected.
+            enough: Number of replies without an error after which the server stopped waiting. Clients that have not
+                replied then have not failed. 0: all clients have to reply.
         """
         good: list[GoodReply[Reply]] = []
         failures: dict[str, str] = {}
@@ -100,8 +100,8 @@ class Exchange:
         self._journal.failed(self._round, failures)
         return sorted(good, key=lambda each: client_order(each.info.client)), failures
 
-    def note_speed(self, good: Sequence[Trained]) -> None:
-        """Learn from the replies how long each architecture takes for a sample."""
+    def note_speed(self, good: Sequence[GoodTrainReply]) -> None:
+        """Update the seconds per sample of each architecture from the replies."""
         for each in good:
             rate = each.reply.seconds / max(1, _samples(each.info))
             self._rates[each.info.model] = (self._rates.get(each.info.model, rate) + rate) / 2
@@ -115,7 +115,7 @@ class Exchange:
         return [(node, [client]) for client, node in clients.items()]
 
     def _cost(self, client: str) -> float | None:
-        """Return the seconds that a client's round is going to take; ``None`` before its architecture was measured."""
+        """Estimate the seconds of a client's round. Return ``None`` if its architecture has not been measured yet."""
         info = self._roster.clients[client]
         rate = self._rates.get(info.model)
         return None if rate is None else rate * _samples(info)
@@ -137,7 +137,7 @@ class Exchange:
         )
 
     def _message(self, kind: str, key: _Key, written: RecordDict) -> Message:
-        """Return the message with a key; a worker of a simulation is told for which clients it answers."""
+        """Return the message of a key. In a simulation it names the clients that the worker answers for."""
         node, group_id = key
         if self._roster.simulated:
             written = wire.address(written, [expected.client for expected in self._asked[key]])
@@ -146,9 +146,9 @@ class Exchange:
     # In
 
     def _take(self, waiting: dict[_Key, list[wire.Expected]], message: Message) -> list[wire.Expected] | None:
-        """Remove from ``waiting`` what a reply answers, and return it; ``None`` if nobody waits for the reply."""
+        """Remove from ``waiting`` what a reply answers, and return it; ``None`` if the reply answers no message."""
         node, group_id = message.metadata.src_node_id, message.metadata.group_id
-        if node == SUPERLINK_NODE_ID and message.has_error():  # in place of a node that went away
+        if node == SUPERLINK_NODE_ID and message.has_error():  # the SuperLink answers for a node that went away
             node = next((asked for asked, group in waiting if group == group_id), node)
         asked = waiting.pop((node, group_id), None)
         if asked is None and node != SUPERLINK_NODE_ID:
@@ -170,14 +170,14 @@ class Exchange:
             failures.update(dict.fromkeys(clients, str(err)))
             return []
         good = []
-        for expected, found in zip(asked, contents, strict=True):
+        for expected, part in zip(asked, contents, strict=True):
             try:
-                reply = read(success(found), expected)
-                good.append(GoodReply(self._roster.clients[expected.client], reply, wire.serialised_bytes(found)))
+                reply = read(success(part), expected)
+                good.append(GoodReply(self._roster.clients[expected.client], reply, wire.serialised_bytes(part)))
             except WireError as err:
                 failures[expected.client] = str(err)
                 if isinstance(err, MoreSamples) and not simulated:
-                    self._roster.ask_anew(expected.client)  # a device's data may grow
+                    self._roster.ask_anew(expected.client)  # the device may have more data than before
         return good
 
 

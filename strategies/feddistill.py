@@ -1,11 +1,11 @@
-"""FedDistill, also called FD (Jeong et al., 2018): the mean logits of each class travel."""
+"""FedDistill, also called FD (Jeong et al., 2018): clients exchange the mean logits of each class."""
 
 from isoproto.config import MethodSettings
 from strategies.base import PrototypeStrategy
 
 
 class FedDistill(PrototypeStrategy):
-    r"""Distil from the average answer of all clients to the samples of a class.
+    r"""Distil from the average logits that all clients give to samples of a class.
 
     .. math::
         L = CE + \lambda \, CE(h(z), \mathrm{softmax}(L_g^y))

@@ -1,4 +1,4 @@
-"""FedHPro (arXiv:2605.13475): hyper-prototypes learned by gradient matching."""
+"""FedHPro (arXiv:2605.13475): the server learns hyper-prototypes by gradient matching."""
 
 from isoproto.config import MethodSettings
 from strategies.base import PrototypeStrategy

@@ -14,5 +14,5 @@ class FedProto(PrototypeStrategy):
     the prototypes; clients send back class means.
     """
 
-    # One term, at instance level, with the published weight 1.
+    # The paper has the instance-level term only, with weight 1.
     method = MethodSettings(prototypes="mean", alignment="mse", share="none", lambda_=0.0, gamma=1.0, missing="self")

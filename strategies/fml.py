@@ -1,11 +1,11 @@
-"""FML (Shen et al., 2020): federated mutual learning with a small shared model beside the private one."""
+"""FML (Shen et al., 2020): federated mutual learning of each client's model and a small shared model."""
 
 from isoproto.config import MethodSettings
 from strategies.base import PrototypeStrategy
 
 
 class FML(PrototypeStrategy):
-    r"""Share a small model that learns from, and teaches, each client's own.
+    r"""Share a small model. On each client it and the client's own model learn from each other.
 
     .. math::
         L = \alpha CE(\ell, y) + (1 - \alpha) KL(\ell_g \| \ell), \qquad

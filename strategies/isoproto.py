@@ -1,4 +1,4 @@
-"""The flagship: hyper-prototypes and class relations for clients of any architecture, and nobody's weights."""
+"""IsoProto: hyper-prototypes and class relations, for clients of any architecture, without averaging weights."""
 
 from isoproto.config import MethodSettings
 from strategies.base import PrototypeStrategy
@@ -10,11 +10,13 @@ class IsoProto(PrototypeStrategy):
     .. math::
         L = CE + \lambda GCSA(P_i, \Gamma) + \gamma GCSA(z, \Gamma) + w_{pcl} HPCL(S) + w_{pal} HPAL(S)
 
-    :math:`\Gamma` are the clients' averaged class relations, pulled half-way towards the simplex; :math:`S` the
-    hyper-prototypes, random directions at first, learned by matching the gradients of real samples through a head
-    made of the averaged prototypes. Messages hold prototypes, per-class feature gradients and counts. With another
-    ``frame`` the anchors start at the prototypes in a frame of the server's and are mapped into each client's space.
-    Joins FedSAF (arXiv:2605.05959) and FedHPro (arXiv:2605.13475). Why so: docs/adr/0009-common-anchors.md.
+    :math:`\Gamma` are the clients' averaged class relations, pulled half-way towards the simplex. :math:`S` are the
+    hyper-prototypes. They start as random directions, and the server learns them by matching the gradients of real
+    samples through a head made of the averaged prototypes. Messages hold prototypes, feature gradients of each class,
+    and counts. With another ``frame`` the anchors start at the prototypes in the server's frame, and are mapped into
+    each client's space.
+
+    The method joins FedSAF (arXiv:2605.05959) and FedHPro (arXiv:2605.13475). docs/adr/0009-common-anchors.md says why.
     """
 
     method = MethodSettings(

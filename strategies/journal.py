@@ -14,17 +14,17 @@ from isoproto.runs.evaluation import evaluation_figures
 from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
 from strategies.refusals import refused_name
-from strategies.replies import Evaluated, Trained
+from strategies.replies import GoodEvaluation, GoodTrainReply
 
 _log = logging.getLogger("isoproto")
 
 
 class Journal:
-    """The lines that a strategy writes.
+    """Writes a run's metrics and log.
 
     Args:
         config: The run's settings.
-        folder: The folder whose metrics the lines go to.
+        folder: The run folder that the metrics are written to.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
@@ -35,16 +35,16 @@ class Journal:
     # Meeting the clients
 
     def waiting(self, here: int, wanted: int, refused: str) -> None:
-        """Log how many of the wanted nodes are there. ``refused`` names the refused ones."""
+        """Log how many of the wanted nodes can take part. ``refused`` names the refused nodes."""
         _log.info("waiting for nodes: %d of %d are there%s", here, wanted, refused)
 
     def refused(self, server_round: int, node: int, client: str, reason: str) -> None:
-        """Note that a node does not take part; or one of its clients, unless ``client`` is empty."""
+        """Record that a node does not take part, or one of its clients if ``client`` is not empty."""
         _log.warning("%s does not take part: %s", refused_name(node, client), reason)
         self._folder.record("failure", round=server_round, client=client or f"node {node}", reason=reason)
 
     def takes_part(self, models: Mapping[str, int], classes: int, workers: int) -> None:
-        """Log what takes part.
+        """Log the method, the clients and the models.
 
         Args:
             models: Number of clients of each architecture.
@@ -77,7 +77,7 @@ class Journal:
         _log.warning("ignored a reply of node %d that nobody waits for", node)
 
     def failed(self, server_round: int, failures: Mapping[str, str]) -> None:
-        """Note why each client failed, sorted by client."""
+        """Record why each client failed, sorted by client."""
         for client in sorted(failures, key=client_order):
             _log.warning("round %d, client %s: %s", server_round, client, failures[client])
             self._folder.record("failure", round=server_round, client=client, reason=failures[client])
@@ -99,20 +99,20 @@ class Journal:
     def note_round(
         self,
         state: ServerState,
-        good: Sequence[Trained],
+        good: Sequence[GoodTrainReply],
         *,
         failed: int,
         asked: int,
         bytes_down: int,
         training_s: float,
     ) -> None:
-        """Note a round: a line for each good reply, a line for the round, and one in the log.
+        """Record a round: a line of metrics for each good reply, one for the round, and a line in the log.
 
         Args:
             state: The state after the round.
             good: The good replies, sorted by client.
-            failed: Clients without a good reply.
-            asked: Clients that were asked.
+            failed: Number of clients without a good reply.
+            asked: Number of clients that were asked.
             bytes_down: Size of the message that each client was sent.
             training_s: Seconds from the beginning of the round to its last reply.
         """
@@ -136,7 +136,7 @@ class Journal:
         self._log_round(state.server_round, line, len(good))
 
     def _seconds(self, training_s: float) -> dict[str, float]:
-        """Return where the time of the round went."""
+        """Return the seconds of the round, of its training and of the server, and those since the start."""
         elapsed = self.elapsed()
         return {
             "round": elapsed,
@@ -146,7 +146,7 @@ class Journal:
         }
 
     def _log_round(self, server_round: int, line: Mapping[str, Any], good: int) -> None:
-        """Log a round in one line, with the time that the rounds left will take."""
+        """Log a round in one line, with an estimate of the time for the remaining rounds."""
         accuracy, loss, elapsed = line["accuracy"]["mean"], line["loss"]["total"], line["seconds"]["round"]
         left = elapsed * (self._config.rounds - server_round)
         _log.info(
@@ -162,8 +162,8 @@ class Journal:
             *divmod(round(left), 60),
         )
 
-    def _note_client(self, server_round: int, good: Trained, bytes_down: int) -> int:
-        """Record a client's line, and return the bytes that its rows took on the wire."""
+    def _note_client(self, server_round: int, good: GoodTrainReply, bytes_down: int) -> int:
+        """Record a client's metrics, and return the bytes of the rows in its message."""
         reply = good.reply
         rows = wire.payload_bytes(reply, self._config.wire__dtype)
         self._folder.record(
@@ -176,19 +176,19 @@ class Journal:
             total=reply.after.total,
             loss={name.replace("-", "_"): value for name, value in reply.losses.items()},
             scatter=reply.scatter,
-            samples=reply.contribution.samples,
+            samples=reply.means.samples,
             seconds=reply.seconds,
             bytes={"up": good.bytes_up, "down": bytes_down, "up_rows": rows},
         )
         return rows
 
     def note_evaluation(
-        self, server_round: int, good: Sequence[Evaluated], late: frozenset[str], one_model: bool
+        self, server_round: int, good: Sequence[GoodEvaluation], late: frozenset[str], one_model: bool
     ) -> None:
         """Record an evaluation of all clients.
 
         Args:
-            server_round: The round that is over.
+            server_round: The last round that is over.
             good: The good replies, sorted by client.
             late: Clients that train later than the others, or never.
             one_model: Whether all clients were evaluated with the same model.
@@ -198,7 +198,7 @@ class Journal:
         self._folder.record("evaluation", round=server_round, clients=entries, one_model=one_model, **figures)
 
 
-def _evaluation_entry(good: Evaluated, late: frozenset[str]) -> dict[str, Any]:
+def _evaluation_entry(good: GoodEvaluation, late: frozenset[str]) -> dict[str, Any]:
     return {
         "client": good.info.client,
         "model": good.info.model,
@@ -213,9 +213,9 @@ def _evaluation_entry(good: Evaluated, late: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _mean_losses(good: Sequence[Trained], names: Sequence[str]) -> dict[str, float | None]:
+def _mean_losses(good: Sequence[GoodTrainReply], names: Sequence[str]) -> dict[str, float | None]:
     """Return the mean of each loss over the clients that trained; ``None`` if none did."""
-    trained = [each.reply.losses for each in good if each.reply.contribution.samples]
+    trained = [each.reply.losses for each in good if each.reply.means.samples]
     return {
         name.replace("-", "_"): sum(losses[name] for losses in trained) / len(trained) if trained else None
         for name in names

@@ -1,4 +1,4 @@
-"""Every client on its own: the control that each method is measured against."""
+"""Local training only: the control that each method is compared with."""
 
 import dataclasses
 
@@ -7,16 +7,16 @@ from strategies.base import PrototypeStrategy
 
 
 class Local(PrototypeStrategy):
-    """Cross-entropy alone; nothing is exchanged but accuracy.
+    """Train with cross-entropy alone. Clients learn nothing from each other.
 
-    The server sends settings only, and ignores the class means that come back. Models, batches and
-    evaluation are those of the other strategies under the same seed, so differences are paired.
+    The server sends settings only, and ignores the class means that clients send. Models, batches and evaluation are
+    those of the other strategies under the same seed, so runs can be compared client by client.
     """
 
     method = MethodSettings(prototypes="none", alignment="none", share="none")
 
     @classmethod
     def resolve(cls, config: RunConfig) -> RunConfig:
-        """Leave out whatever is exchanged: a preset says it for the methods of its table, and this is their control."""
+        """Ignore settings of what is exchanged. A preset sets them for other methods, and this one is their control."""
         nothing = dataclasses.replace(config, prototypes="none", alignment="none", share="none", hyper__retrain="none")
         return super().resolve(nothing)

@@ -1,4 +1,4 @@
-"""Find names in the settings that no table knows."""
+"""Check that every name in the settings exists."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,10 +14,10 @@ from strategies import STRATEGIES
 
 
 def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error text for each setting whose name no table has.
+    """Yield an error text for each setting whose value is a name that does not exist.
 
     Args:
-        settings: Settings by field name, such as ``strategy`` or ``models``; those that are absent are not checked.
+        settings: Settings by field name, such as ``strategy`` or ``models``. Absent settings are not checked.
     """
     checks: dict[str, Callable[[str], object]] = {
         "strategy": lambda name: lookup(STRATEGIES, "strategy", name),

@@ -4,7 +4,7 @@ import collections
 import time
 from collections.abc import Collection
 
-_NAMES = 9  # most names of refused nodes in one line
+_MOST_NAMES = 9  # most names of refused nodes in one line
 _ASK_AGAIN_S = 60.0  # a refused node is asked again after this time, then after pauses that double
 _now = time.monotonic
 
@@ -12,9 +12,9 @@ _now = time.monotonic
 class Refusals:
     """Nodes and clients that cannot take part, each with its reason.
 
-    The owner of a node may mend what was wrong with it. A refused node is asked again when it went away and came
-    back. It may also be mended and started again between two looks, when nobody sees it leave. So it is asked again
-    after a while too, ever less often.
+    The owner of a node may repair what was wrong with it. A refused node is asked again when it went away and came
+    back. It may also restart between two checks, and then it is not seen to go away. So every refused node is asked
+    again after a pause, which doubles each time.
     """
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class Refusals:
 
     @property
     def nodes(self) -> set[int]:
-        """Nodes that are refused, or of which a client is."""
+        """Nodes that are refused, or that have a refused client."""
         return {node for node, _ in self._reasons}
 
     def add(self, node: int, reason: str, client: str = "") -> None:
-        """Refuse a node, or one of the clients that it stands for."""
+        """Refuse a node, or one of its clients."""
         self._reasons[node, client] = reason
 
     def forget(self, present: Collection[int], hosts: Collection[int]) -> None:
         """Drop nodes that went away, and nodes that are due to be asked again.
 
         Args:
-            present: Nodes that are there.
+            present: Nodes that are connected.
             hosts: Nodes that take part.
         """
         self._again = {node: times for node, times in self._again.items() if node in present and node not in hosts}
@@ -49,7 +49,7 @@ class Refusals:
         }
 
     def answered(self, node: int) -> None:
-        """Set when a node that has answered is asked again, if it is refused."""
+        """Set when a node that has just answered is asked again, in case it is refused."""
         _, pause = self._again.get(node, (0.0, _ASK_AGAIN_S))
         self._again[node] = (_now() + pause, 2 * pause)
 
@@ -60,8 +60,8 @@ class Refusals:
     def names(self) -> str:
         """Return the refused nodes and clients as the end of a sentence; empty if there are none."""
         names = sorted(refused_name(node, client) for node, client in self._reasons)
-        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-        return f"; refused: {', '.join(names[:_NAMES])}{more}" if names else ""
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return f"; refused: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
 
 
 def refused_name(node: int, client: str) -> str:

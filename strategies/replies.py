@@ -1,4 +1,4 @@
-"""Open a reply: return its content, or raise with the words of the client that failed."""
+"""Return the content of a reply, or raise with the error text of the client that failed."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from flwr.common.constant import ErrorCode
 from isoproto import wire
 from isoproto.errors import WireError
 
-_EXCEPTION = re.compile(r"^<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>$")  # how a SuperNode words an exception
+_EXCEPTION = re.compile(r"^<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>$")  # how a SuperNode reports an exception
 
 Reply = TypeVar("Reply")
 
@@ -22,8 +22,8 @@ class GoodReply(Generic[Reply]):
 
     Attributes:
         info: The client's answer to the query.
-        reply: What it sent.
-        bytes_up: Size of its content as protobuf writes it.
+        reply: The decoded reply.
+        bytes_up: Size of the reply's content as protobuf writes it.
     """
 
     info: wire.ClientInfo
@@ -31,15 +31,15 @@ class GoodReply(Generic[Reply]):
     bytes_up: int
 
 
-Trained = GoodReply[wire.TrainReply]
-Evaluated = GoodReply[wire.Evaluation]
+GoodTrainReply = GoodReply[wire.TrainReply]
+GoodEvaluation = GoodReply[wire.Evaluation]
 
 
 def content(message: Message) -> RecordDict:
     """Return a reply's content.
 
     Raises:
-        WireError: If the node could not answer; the text holds the client's own words.
+        WireError: If the node could not answer. The text holds the client's error text.
     """
     if message.has_error():
         if message.error.code == ErrorCode.NODE_UNAVAILABLE:
@@ -62,7 +62,7 @@ def success(reply: RecordDict) -> RecordDict:
     """Return a client's reply if it holds no failure.
 
     Raises:
-        WireError: If it does; the text holds the client's own words.
+        WireError: If it holds one. The text holds the client's error text.
     """
     if reason := wire.read_failure(reply):
         raise WireError(f"the client failed: {one_line(reason)}")
@@ -70,7 +70,7 @@ def success(reply: RecordDict) -> RecordDict:
 
 
 def one_line(reason: object) -> str:
-    r"""Return a text from elsewhere as one printable line of at most 1,000 characters.
+    r"""Return a text that another process sent as one printable line of at most 1,000 characters.
 
     Example:
         >>> one_line("no   such\nfile")

@@ -11,7 +11,7 @@ from isoproto.losses import LOSSES, AlignmentLoss, structural
 from isoproto.parts import PARTS, TERMS, Part
 from isoproto.registry import lookup
 
-# Settings of the alignment loss. A method's values of them are for the method's own loss alone.
+# Settings of the alignment loss. A method's values of them are only for the method's own loss.
 _OF_LOSS = ("lambda_", "gamma", "missing")
 
 
@@ -41,7 +41,7 @@ def _aligns_coordinates(config: RunConfig) -> bool:
     return loss is not None and loss.kind == "coordinates"
 
 
-# The first one that applies is reported.
+# If several conflicts apply, the first one is reported.
 CONFLICTS = (
     Conflict(
         lambda c: c.heads != "linear" and _averages_head(c),
@@ -104,7 +104,7 @@ def resolve(config: RunConfig, method: MethodSettings) -> RunConfig:
 
 
 def _with_axes(config: RunConfig, method: MethodSettings) -> RunConfig:
-    """Replace ``auto`` on the three axes. Terms that need prototypes are left out where there are none."""
+    """Replace ``auto`` in ``prototypes``, ``alignment`` and ``share``. Without prototypes, terms that need them go."""
     prototypes = method.prototypes if config.prototypes == AUTO else config.prototypes
     if prototypes == "none":
         if config.alignment != AUTO and any(map(_needs_prototypes, config.terms)):
@@ -129,7 +129,7 @@ def _needs_prototypes(term: str) -> bool:
 
 
 def _with_defaults(config: RunConfig, method: MethodSettings) -> RunConfig:
-    """Replace ``auto`` off the three axes: by the method's value, else the loss's, else the common one."""
+    """Replace ``auto`` in all other settings: by the value of the method, else of the loss, else by the common one."""
     common = config.frame in (AUTO, "shared")
     loss = structural(config.terms)
     another = loss is not structural(method.terms)
@@ -141,12 +141,12 @@ def _with_defaults(config: RunConfig, method: MethodSettings) -> RunConfig:
     lambda_, gamma = loss.weights if loss else (0.0, 0.0)
     head = "shared" if _averages_head(config) and common else "prototype"
     chosen = {**_COMMON, "hyper__head": head, "lambda_": lambda_, "gamma": gamma, **of_method}
-    if not common:  # noise has no meaning in coordinates that are found first
+    if not common:  # noise has no meaning in coordinates that are not known yet
         chosen["hyper__init"] = "prototypes"
     return _fill(config, chosen)
 
 
-# What `auto` stands for where neither the method nor the loss decides; each value stands where the setting is declared.
+# What `auto` stands for if neither the method nor the loss decides. The declaration of each setting says it.
 _COMMON: dict[str, Any] = {
     field.name: rule.auto
     for field in dataclasses.fields(MethodSettings)
@@ -155,5 +155,5 @@ _COMMON: dict[str, Any] = {
 
 
 def _fill(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Set those fields to ``values`` that are ``auto``."""
+    """Replace the fields that are ``auto`` by those of ``values``."""
     return dataclasses.replace(config, **{k: v for k, v in values.items() if getattr(config, k) == AUTO})

@@ -1,4 +1,4 @@
-"""Find out who takes part: meet the nodes, ask who they are, and leave out those that do not fit."""
+"""Decide which clients take part: ask each node which clients it has, and leave out those that do not fit."""
 
 import collections
 import itertools
@@ -22,21 +22,21 @@ from strategies.journal import Journal
 from strategies.refusals import Refusals
 from strategies.replies import content, one_line
 
-# Pause between looks for nodes that are still to come, in seconds, and between the lines that say so.
+# Seconds between checks for new nodes, and between lines of the log that say how many are missing.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
 
 
 class Roster:
-    """The clients of a federation, and the nodes that stand for them.
+    """Keeps the clients of a federation, and the nodes that answer for them.
 
     Args:
         config: The run's settings.
-        folder: Where ``nodes.json`` goes.
-        journal: Takes note of whom is refused.
+        folder: The run folder, for ``nodes.json``.
+        journal: Records which nodes and clients are refused.
 
     Attributes:
         clients: Each client's answer to the query, by name.
-        hosts: The node that stands for each client.
+        hosts: The node that answers for each client.
         classes: The federation's class list.
         shared: Names, dtypes and shapes of the weights that clients share.
         late: Clients that train later than the others, or never.
@@ -68,31 +68,31 @@ class Roster:
 
     @property
     def workers(self) -> int:
-        """Processes that simulate the clients; 0 if clients run in this process, or on real devices."""
+        """Number of processes that simulate the clients; 0 if clients run in this process, or on real devices."""
         ids = {info.worker for info in self.clients.values()}
         return 0 if 0 in ids else len(ids)
 
     @property
     def partitions(self) -> int:
-        """Parts that the run's data are dealt out in; 0 on devices.
+        """Number of shares that the run's data are split into; 0 on real devices.
 
-        It is the median of what the clients say, so that no single client decides it.
+        It is the median of what the clients report, so that no single client decides it.
         """
         return statistics.median_low([info.partitions for info in self.clients.values()] or [0])
 
     # Meeting the nodes
 
     def meet(self, grid: Grid, server_round: int, *, more_may_come: bool) -> None:
-        """Wait for the nodes, ask each who it is, and settle who takes part.
+        """Wait for the nodes, ask each which clients it has, and decide which clients take part.
 
         Args:
-            grid: How to reach them.
-            server_round: The round that is over, for the lines of metrics.
-            more_may_come: Whether nodes may come, or come back mended, later than the others. In a simulation all are
-                there by the time that one has answered.
+            grid: Sends messages to the nodes.
+            server_round: The last round that is over, for the metrics.
+            more_may_come: Whether more nodes may connect later, or refused ones come back repaired. In a simulation
+                all nodes are connected when the first one has answered.
 
         Raises:
-            FederationError: If too few came, or none of them can be used.
+            FederationError: If too few nodes came, or no node can be used.
             ConfigError: If the method shares whole models and the clients' differ.
         """
         deadline, notice = time.monotonic() + self._config.wait_timeout, 0.0
@@ -112,7 +112,7 @@ class Roster:
         self._settle(server_round)
 
     def look(self, grid: Grid, server_round: int, timeout: float) -> set[int]:
-        """Return the nodes that are there. New nodes are asked who they are, and refused if they cannot be used."""
+        """Return the connected nodes. New nodes are asked which clients they have, and refused if they do not fit."""
         present = set(grid.get_node_ids())
         hosts = set(self.hosts.values())
         self._refusals.forget(present, hosts)
@@ -129,16 +129,16 @@ class Roster:
             self._hear(reply, present, server_round)
         for node in waiting:
             self._refuse(server_round, node, f"no answer within {timeout:g} s")
-        # As text: such numbers are too long for JavaScript's.
+        # Node ids are written as text, because JavaScript cannot hold such large numbers.
         self._folder.write_text("nodes.json", json.dumps({client: str(node) for client, node in self.hosts.items()}))
         return present
 
     def ask_anew(self, client: str) -> None:
-        """Forget where a client is, so that its node is asked again who it is."""
+        """Forget a client's node, so that the node is asked again which clients it has."""
         self.hosts.pop(client, None)
 
     def _heard_of_all(self, grid: Grid) -> bool:
-        """Return whether every node that is there takes part or was refused."""
+        """Return whether every connected node takes part or was refused."""
         heard = {*self.hosts.values(), *self._refusals.nodes}
         return bool(heard) and heard >= set(grid.get_node_ids())
 
@@ -152,7 +152,7 @@ class Roster:
         )
 
     def _answers(self, grid: Grid, nodes: Iterable[int], timeout: float) -> list[Message]:
-        """Ask nodes who they are, and return the replies sorted by node."""
+        """Ask nodes which clients they have, and return the replies sorted by node."""
         changes = self._config.changes()
         query = wire.Query(experiment=self._folder.experiment, fingerprint=fingerprint(), settings=changes)
         question = wire.write_query(query)
@@ -160,7 +160,7 @@ class Roster:
         return sorted(replies, key=lambda reply: reply.metadata.src_node_id)
 
     def _hear(self, reply: Message, present: Collection[int], server_round: int) -> None:
-        """Admit the clients that a node stands for, or refuse them or the node."""
+        """Admit the clients of a node, or refuse them or the node."""
         node = reply.metadata.src_node_id
         try:
             infos, failed = wire.read_client_infos(content(reply), self._config.clients)
@@ -168,7 +168,7 @@ class Roster:
                 self._refuse(server_round, node, f"the client failed: {one_line(reason)}", client)
             for info in infos:
                 self._check(info, present)
-                self.hosts[info.client] = node  # a new one if the client was started again
+                self.hosts[info.client] = node  # it may be a new node if the client was restarted
                 self.clients[info.client] = info
         except WireError as err:
             self._refuse(server_round, node, str(err))
@@ -196,21 +196,21 @@ class Roster:
             raise WireError(f"client {info.client}: another node has this name; names and partitions are unique")
 
     def _refuse(self, server_round: int, node: int, reason: str, client: str = "") -> None:
-        """Leave a node out, or one of the clients that it stands for."""
+        """Leave out a node, or one of its clients."""
         self._refusals.add(node, reason, client)
         self._journal.refused(server_round, node, client, reason)
 
-    # Settling who takes part
+    # Deciding who takes part
 
     def _settle(self, server_round: int) -> None:
-        """Agree on the class list and on what is shared, now that the first clients are known."""
+        """Choose the class list and the shared weights that most clients have, and refuse the other clients."""
         if not self.clients:
             raise FederationError(
                 f"none of {len(self._refusals)} nodes can take part: {self._refusals.reasons()}. If this tells of "
                 "code that is not this app's, start the SuperLink in an empty folder: a simulation's workers look "
                 "there for packages first"
             )
-        # A node has one vote, however many clients it says it simulates: it does not make a simulation of the others.
+        # A node has one vote, even if it claims to simulate many clients. So one node cannot outvote the others.
         kinds = {self.hosts[info.client]: bool(info.worker) for info in self.clients.values()}
         simulated = statistics.median_low(kinds.values())
         self._keep(server_round, lambda info: bool(info.worker) == simulated, _other_kind)
@@ -226,7 +226,7 @@ class Roster:
             )
 
     def _settle_shared(self, server_round: int) -> None:
-        """Agree on the weights that are shared: those of more than half of the clients."""
+        """Choose the shared weights that more than half of the clients have, and refuse the other clients."""
         specs = collections.Counter(_shapes(info) for info in self.clients.values())
         spec, votes = specs.most_common(1)[0]
         if 2 * votes <= len(self.clients):
@@ -240,7 +240,7 @@ class Roster:
     def _settle_late(self) -> None:
         """Draw the clients that train later than the others."""
         if self._config.join_late:
-            # Of all partitions, present or not, so that a resumed run keeps the same ones from training.
+            # Drawn from all partitions, also absent ones, so that a resumed run draws the same clients.
             everybody = {*self.clients, *map(str, range(self.partitions))}
             self.late = late_clients(sorted(everybody), self._config.join_late, seed=self._config.seed)
 
@@ -250,7 +250,7 @@ class Roster:
         fits: Callable[[wire.ClientInfo], bool],
         reason: Callable[[wire.ClientInfo], str],
     ) -> None:
-        """Refuse the nodes of the clients that do not fit."""
+        """Refuse the nodes of clients for which ``fits`` returns false."""
         for name, info in list(self.clients.items()):
             if not fits(info):
                 del self.clients[name]

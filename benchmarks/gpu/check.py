@@ -40,7 +40,7 @@ import torch  # noqa: E402
 from settings import plain_settings  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from client_app.batched import Member, train_cohort  # noqa: E402
+from client_app.batched import Member, train_together  # noqa: E402
 from client_app.training import extract, train  # noqa: E402
 from isoproto.data import ClientData  # noqa: E402
 from isoproto.losses import LOSSES  # noqa: E402
@@ -215,7 +215,7 @@ def together_and_apart(name: str, size: Size, device: torch.device) -> dict[str,
             Member(parameters=start, data=held, generator=torch.Generator().manual_seed(i))
             for i, (start, held) in enumerate(zip(starts, data, strict=True))
         ]
-        return [trained.parameters for trained in train_cohort(models[0], members, own)]
+        return [trained.parameters for trained in train_together(models[0], members, own)]
 
     loop, program = (one_by_one(), together())  # this first call of each is the warm-up
     apart = max(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional
 
-from client_app.batched import Member, train_cohort
+from client_app.batched import Member, train_together
 from client_app.training import train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
@@ -83,7 +83,7 @@ def whole_training(name: str, loss: str, clients: int, device: torch.device, rep
             Member(parameters=start, data=own, generator=generator(seed), terms=terms)
             for seed, (start, own) in enumerate(zip(starts, data, strict=True))
         ]
-        return [trained.parameters for trained in train_cohort(models[0], members, SETTINGS)]
+        return [trained.parameters for trained in train_together(models[0], members, SETTINGS)]
 
     def one_by_one() -> None:
         for seed, (model, start, own) in enumerate(zip(models, starts, data, strict=True)):

@@ -31,7 +31,7 @@ def make_reply(rows: int, gradients: bool) -> wire.TrainReply:
     counts = torch.randint(1, 500, (rows,), generator=generator)
     accuracy = wire.Evaluation(correct=4321, total=9876, correct_prototype=4567)
     return wire.TrainReply(
-        contribution=ClassRows(ids, means, counts, int(counts.sum())),
+        means=ClassRows(ids, means, counts, int(counts.sum())),
         scatter=1 / 3,
         losses=dict.fromkeys(reported_terms(()), 1 / 3),
         before=accuracy,

@@ -1,4 +1,4 @@
-"""What a client's process may know of whoever started it: a simulation, or the owner of a real device."""
+"""Whether a client's process belongs to a simulation or to a real device."""
 
 import sys
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class Host:
     """Says whether the client of this process is simulated, and by which worker.
 
-    Whoever starts the client hands this in. Nothing that a server sends may decide it: in a simulation, the run config
-    is the researcher's and may name code, data and folders; on a real device, only the owner may.
+    The code that starts the client passes this value in. Nothing that a server sends may decide it. In a simulation the
+    run config is the researcher's, and may name code, data and folders. On a real device only the owner may name them.
 
     Attributes:
         simulated: Whether this process simulates clients.
@@ -36,8 +36,8 @@ def flower_host() -> Host:
 def _ray_worker() -> int:
     """Return the id of this process among Ray's workers, or 0 if Ray did not start it.
 
-    The id is made of the actor's id. The number of the process would not do: two machines of a cluster may have
-    processes of the same number.
+    The id is made of the actor's id. Process ids would not be unique, because two machines of a cluster may use the
+    same one.
     """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or not (actor := ray.get_runtime_context().get_actor_id()):

@@ -1,4 +1,4 @@
-"""What a simulation has to compute with: this machine, or a cluster of machines that Ray has joined."""
+"""Count the cores and GPUs of a simulation: those of this machine, or of a cluster that Ray has joined."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 
 class Machines(NamedTuple):
-    """CPUs and GPUs."""
+    """Number of CPU cores and of GPUs."""
 
     cpus: int
     gpus: int
 
     def __str__(self) -> str:
-        """Say it.
+        """Return the numbers in words.
 
         Example:
             >>> print(Machines(16, 0), "and", Machines(16, 2))
@@ -22,18 +22,19 @@ class Machines(NamedTuple):
 
 
 def machines() -> Machines:
-    """Return what Ray has in all, where this process has started or joined it; else this machine's CPUs."""
+    """Return what Ray's cluster has if this process has started or joined one; else this machine's cores."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return Machines(os.cpu_count() or 1, 0)
-    there = ray.cluster_resources()
-    return Machines(int(there.get("CPU", 0)), int(there.get("GPU", 0)))
+    resources = ray.cluster_resources()
+    return Machines(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)))
 
 
 def most_workers() -> int:
-    """Return how many workers Flower's simulation keeps busy at most: it waits for each in a thread of a default pool.
+    """Return the most workers that Flower's simulation keeps busy.
 
-    The pool is that of ``concurrent.futures.ThreadPoolExecutor``, on the machine that the run was started on.
+    Flower waits for each worker in a thread of a ``concurrent.futures.ThreadPoolExecutor`` of default size, on the
+    machine that the run was started on.
     """
     return min(32, (os.cpu_count() or 1) + 4)
 
@@ -42,9 +43,9 @@ def idle_cores(here: Machines, *, clients: int, workers: int) -> str:
     """Return advice if a simulation leaves cores idle, else an empty text.
 
     Args:
-        here: The cores and GPUs that there are.
-        clients: Clients of the simulation.
-        workers: Processes that simulate them, >= 1.
+        here: The cores and GPUs of the simulation.
+        clients: Number of clients.
+        workers: Number of processes that simulate them, >= 1.
 
     Example:
         >>> idle_cores(Machines(2, 0), clients=20, workers=2)

@@ -1,4 +1,4 @@
-"""A grid that asks for replies promptly."""
+"""A Flower grid that gets replies soon after they arrive."""
 
 import collections
 import re
@@ -11,32 +11,34 @@ from flwr.superlink.grid import HttpGrid
 
 from isoproto.errors import FederationError
 
-# Flower's own grids sleep 0.1 s (simulation) or 3 s (deployment) between looks; a round of the demo takes 2 s. Only the
-# last replies are waited for, though, and a look costs a core that the clients need.
+# Seconds between checks for replies. Flower's grids sleep 0.1 s (simulation) or 3 s (deployment), and a round of the
+# demo takes 2 s. Pauses are short only while the last few replies are missing, because a check takes CPU time from
+# clients.
 _SHORT_PAUSE, _PAUSE, _LONGEST_PAUSE, _GROWTH, _FEW = 0.015, 0.15, 0.5, 1.05, 2
-# The first look comes after this share of the time that the first reply took in the round before.
+# The first check comes after this share of the time that the first reply took in the round before.
 _EARLY = 0.8
-# How Flower's simulation tells that a client's worker is gone, as opposed to a client that failed in it.
+# How Flower's simulation reports that a client's worker died. A client that failed in a living worker reads otherwise.
 _DEAD_WORKER = re.compile(
     r"<class 'ray\.exceptions\.(Actor(Died|Unavailable)|NodeDied|OutOfMemory|WorkerCrashed)Error'>"
 )
 
 
-# Messages per worker of a simulation that are out at once: enough that none waits for Flower to pass the next one on.
+# Unanswered messages per worker of a simulation: enough that no worker waits for its next message.
 _IN_FLIGHT = 6
 
 
 def window_size(workers: int) -> int | None:
-    """Return how many messages may be out at once in a simulation with some workers.
+    """Return how many messages may be unanswered at a time in a simulation with some workers.
 
-    Ten times a second Flower's simulation compares each node with each message that is out. With 200 nodes and 40
-    messages that took a third of a core from the clients. Real nodes work side by side and get their messages at once.
+    Ten times a second Flower's simulation compares each node with each unanswered message. With 200 nodes and 40
+    messages that took a third of a core from the clients. Real nodes all work at the same time, so they get all
+    messages at once.
 
     Args:
-        workers: Processes that simulate the clients; 0 if there are none.
+        workers: Number of processes that simulate the clients; 0 if there are none.
 
     Returns:
-        The number of messages, or ``None`` for all.
+        The number of messages, or ``None`` for no limit.
 
     Example:
         >>> window_size(2), window_size(0)
@@ -46,10 +48,10 @@ def window_size(workers: int) -> int | None:
 
 
 class PromptGrid(Grid):
-    """Passes everything on to another grid, and polls for replies at short, growing pauses.
+    """Sends messages through another grid, and polls for replies with short, growing pauses.
 
-    A worker of the simulation that dies is the end of the run: Ray does not replace it, and Flower goes on giving
-    it messages, most of them since it fails faster than the living ones work.
+    If a worker of the simulation dies, the run ends. Ray does not replace the worker, and Flower would give it most of
+    the messages, because it fails faster than the living workers work.
 
     Args:
         grid: The grid that sends the messages.
@@ -59,21 +61,21 @@ class PromptGrid(Grid):
         self._grid = grid
         self._window: int | None = None
         self._enough: Callable[[str], int] = lambda kind: 0
-        self._first: dict[str, float] = {}  # kind of message -> seconds to its first reply, the last time
+        self._first: dict[str, float] = {}  # kind of message -> seconds until the first reply to the last such messages
 
     def limit(self, *, window: int | None = None, enough: Callable[[str], int] = lambda kind: 0) -> None:
-        """Set how many messages are out at once, and how many replies are waited for. At first there is no limit.
+        """Limit the unanswered messages, and the replies that the grid waits for. Without this call there is no limit.
 
         Args:
-            window: Messages that are out at once; ``None`` sends all. See :func:`window_size`.
-            enough: Returns for a kind of message after how many replies without an error the grid stops waiting;
-                0: it waits for all.
+            window: Most unanswered messages at a time; ``None`` sends all. See :func:`window_size`.
+            enough: Returns, for a kind of message, the number of replies without an error after which the grid stops
+                waiting; 0: it waits for all.
         """
         self._window, self._enough = window, enough
 
     @property
     def more_may_come(self) -> bool:
-        """Whether its nodes are machines that come and go; those of a simulation, or of this process, do not."""
+        """Whether more nodes may connect later: true for real machines, false in a simulation or in this process."""
         return isinstance(self._grid, HttpGrid)
 
     def set_run(self, run: object) -> None:  # noqa: D102
@@ -103,7 +105,7 @@ class PromptGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies that came until all, or enough, are there or the time is over.
+        """Send messages, and return the replies when all or enough have come, or when the time is over.
 
         Raises:
             FederationError: If a worker of the simulation died.
@@ -115,7 +117,7 @@ class PromptGrid(Grid):
         sent = time.monotonic()
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
-        pause, looked = _SHORT_PAUSE, False
+        pause, checked = _SHORT_PAUSE, False
         while True:
             room = len(unsent) if self._window is None else self._window - len(waiting)
             if unsent and room > 0:
@@ -126,9 +128,9 @@ class PromptGrid(Grid):
             for reply in came:
                 _check_worker(reply)
             if came and not replies:
-                # What is there at the first look may have been there for long: the first round begins with imports.
-                self._first[kind] = (time.monotonic() - sent) * (1.0 if looked else 0.5)
-            looked = True
+                # A reply found by the first check may have come long before: the time of the first round has imports.
+                self._first[kind] = (time.monotonic() - sent) * (1.0 if checked else 0.5)
+            checked = True
             replies += came
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             left = deadline - time.monotonic()

@@ -6,22 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 
 from isoproto.client_names import client_order
 
-# Seconds of work in one message. Most messages are long, so that the cost of passing them on does not matter. Towards
-# the end they get shorter, so that no worker is left with a long one while the others idle.
+# Seconds of work in one message, and the share of the remaining work that a message holds. Most messages are long, so
+# that the cost of sending them does not matter. Towards the end they get shorter, so that no worker is busy with a long
+# message while the others are idle.
 _LONGEST, _SHORTEST, _SHARE = 2.0, 0.1, 0.5
 
 
 def share_out(clients: Iterable[str], cost: Callable[[str], float | None], workers: int) -> list[list[str]]:
     """Group clients of a simulation: one worker answers for a group with one message.
 
-    Each worker's part is cut into messages of a fixed share of what is left of it. The grouping changes the time that
-    a round takes, and nothing else.
+    Each message holds a fixed share of the work that is left for its worker. The grouping only changes the time that a
+    round takes.
 
     Args:
         clients: Names.
-        cost: Returns the seconds that a client is going to take, or ``None`` if nothing is known. Then the client
-            travels alone.
-        workers: Processes that answer, >= 1.
+        cost: Estimates the seconds of a client's round. ``None`` means that nothing is known, and the client gets a
+            message for itself.
+        workers: Number of processes that answer, >= 1.
 
     Returns:
         Groups of names in the order in which workers should take them.
@@ -58,11 +59,11 @@ def share_out_to_hosts(
 ) -> list[tuple[int, list[str]]]:
     """Group clients of a simulation as :func:`share_out` does, and give each group a node.
 
-    Flower's simulation looks at the nodes in the order of their partitions, whenever messages were sent. So the groups
-    go to the nodes in this order, and the workers take them in theirs.
+    Flower's simulation takes messages in the order of the nodes' partitions, not in the order of sending. So the groups
+    are given to the nodes in this order, and the workers take the groups in their order.
 
     Args:
-        clients: The clients to group, with the nodes that stand for them.
+        clients: The clients to group, with their nodes.
         hosts: All clients of the federation, with their nodes.
         cost: As for :func:`share_out`.
         workers: As for :func:`share_out`.

@@ -47,7 +47,7 @@ __all__ = [
     "reported_terms",
 ]
 
-# In the order in which the server folds replies, and in which arrays stand in messages.
+# The server folds replies in this order, and arrays have this order in messages.
 PARTS: tuple[type[Part], ...] = (
     SharedWeights,
     Means,
@@ -63,17 +63,17 @@ PARTS: tuple[type[Part], ...] = (
 )
 
 PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}
-"""Values of the setting `prototypes`, beside ``none``."""
+"""The part for each value of the setting `prototypes`, except ``none``."""
 
 TERMS: dict[str, type[Part]] = {name: part for part in PARTS for name in part.aligns}
-"""Names in the setting `alignment` that are no losses in ``LOSSES``."""
+"""The part for each name in the setting `alignment` that is not a loss in ``LOSSES``."""
 
 CONSENT: tuple[str, ...] = tuple(
     sorted({word for part in PARTS for word in (*part.words, *(f.may_send for f in part.up))} - {""})
 )
 """Words that a device's owner may give in `may-send`."""
 
-# Schema 1 of the messages has these terms in every reply, whatever the method.
+# In schema 1 every reply reports the terms of these parts, also if the method does not have them.
 _ALWAYS: tuple[type[Part], ...] = (Alignment, AnchorLosses)
 
 

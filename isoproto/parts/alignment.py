@@ -33,13 +33,13 @@ NAMES = ("prototype", "instance")
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentTerm(LossTerm):
-    r"""What one client is aligned to in a round: :math:`\lambda L_{proto} + \gamma L_{inst}`.
+    r"""The loss that aligns a client's features with a target: :math:`\lambda L_{proto} + \gamma L_{inst}`.
 
     Reference: FedSAF, Eq. 19.
 
     Attributes:
         loss: Entry of ``LOSSES``.
-        target: What ``loss.target`` or ``loss.relations`` made, once a round.
+        target: What the features are compared with; ``loss.target`` or ``loss.relations`` makes it once a round.
         present: Which classes have a target, ``[C]``, bool.
         lambda_: Weight of the prototype-level term.
         gamma: Weight of the instance-level term.
@@ -61,7 +61,7 @@ class AlignmentTerm(LossTerm):
         return torch.tensor([self.lambda_, self.gamma], device=self.target.device)
 
     def batches(self, labels: Sequence[Tensor]) -> Iterator[Compare]:
-        """Yield what each batch of an epoch is compared with."""
+        """Yield the comparison of each batch of an epoch with the target."""
         targets = batch_targets(self.loss, labels, self.target, self.present, missing=self.missing)
         return (functools.partial(_compare, target) for target in targets)
 
@@ -75,7 +75,7 @@ class Alignment(Part):
     """Align a client's features with global prototypes, by coordinates or by relations between classes.
 
     A relational loss compares with the relations of the prototypes that the server sends, or, if `frame` or
-    `relation.shrink` asks for it, with averaged relations that the server sends beside them.
+    `relation.shrink` asks for it, with averaged relations that the server sends too.
     """
 
     loss: AlignmentLoss
@@ -115,20 +115,20 @@ class Alignment(Part):
 
     @property
     def sends_relations(self) -> bool:
-        """Whether the server sends relations beside the prototypes."""
+        """Whether the server sends relations, too, and not only prototypes."""
         relational = self.loss.relations is not None and self.anchors == "global"
         return relational and (self.frame != "shared" or self.shrink > 0)
 
     # The server's half
 
     def downlink(self, state: ServerState) -> Arrays:
-        """Send relations where the loss takes them."""
+        """Send relations if the loss needs them."""
         return {"relations": self.relations(state).float()} if self.sends_relations else {}
 
     def relations(self, state: ServerState) -> Tensor:
         """Return what clients align to, ``[C, C]``: the federation's relations, pulled towards the simplex."""
         present, known = state.present, bool(state.present.any())
-        beta = self.shrink if known else 1.0  # before round 1: the simplex, which needs no data
+        beta = self.shrink if known else 1.0  # before round 1 the relations are those of the simplex
         present = present if known else torch.ones_like(present)
         return self._shrunk(self._distances(state), beta, present)
 
@@ -136,8 +136,8 @@ class Alignment(Part):
         """Return the relations as averaged over clients, or those of the prototypes if none were averaged."""
         if self.loss.kind == "gram" and (kept := Distances.of(state)):
             return kept.distances
-        if self.loss.kind == "dissimilarities" and (found := Directions.of(state)):
-            return found.directions_distances
+        if self.loss.kind == "dissimilarities" and (directions := Directions.of(state)):
+            return directions.directions_distances
         if not state.present.any():  # classes are as far apart as orthogonal directions
             return _simplex(len(state.present)).double()
         p = state.prototypes.double()
@@ -176,7 +176,7 @@ class Alignment(Part):
     def rows(self, view: View) -> Rows | None:
         """Return the prototypes to align to in the client's coordinates, or ``None`` if there are none."""
         if self.anchors == "own":
-            return None if view.own is None else (view.own.means, view.own.present)
+            return None if view.own_means is None else (view.own_means.means, view.own_means.present)
         return view.prototypes()
 
     def own_relations(self, view: View) -> Tensor | None:
@@ -186,22 +186,22 @@ class Alignment(Part):
         if self.anchors == "private":
             everything = torch.ones(view.num_classes, dtype=torch.bool)
             return self._shrunk(_simplex(view.num_classes), 1.0, everything).float()
-        if view.own is None:
+        if view.own_means is None:
             return None
-        present, distances = self._of_one_client(view.own)
+        present, distances = self._of_one_client(view.own_means)
         return self._shrunk(distances, self.shrink, present).float()
 
-    def _of_one_client(self, own: OwnMeans) -> tuple[Tensor, Tensor]:
+    def _of_one_client(self, means: OwnMeans) -> tuple[Tensor, Tensor]:
         """Return the classes that a client holds, and the distances between them."""
-        held = torch.nonzero(own.present).flatten()
-        alone = [ClassRows(held, own.means[held], own.counts[held], int(own.counts.sum()))]
+        classes, held = len(means.counts), torch.nonzero(means.present).flatten()
+        alone = [ClassRows(held, means.means[held], means.counts[held], int(means.counts.sum()))]
         if self.loss.kind == "dissimilarities":
-            found = average_dissimilarities(alone, len(own.counts))
+            relations = average_dissimilarities(alone, classes)
         else:
-            found = average_relations(alone, [own.scatter], len(own.counts), debias=self.debias)
-        return found.present, found.distances
+            relations = average_relations(alone, [means.scatter], classes, debias=self.debias)
+        return relations.present, relations.distances
 
 
 def _simplex(classes: int) -> Tensor:
-    """Squared distances of orthogonal unit vectors, ``[C, C]``."""
+    """Return the squared distances between orthogonal unit vectors, ``[C, C]``."""
     return 2.0 - 2.0 * torch.eye(classes)

@@ -26,7 +26,7 @@ NAMES = ("hpcl", "hpal")
 
 @dataclass(frozen=True, kw_only=True)
 class AnchorTerm(LossTerm):
-    r"""What one client's features are pulled to in a round: :math:`w_{pcl} HPCL + w_{pal} HPAL`.
+    r"""The loss of a client's features against anchors: :math:`w_{pcl} HPCL + w_{pal} HPAL`.
 
     Reference: FedHPro, Eq. 15.
 
@@ -120,28 +120,30 @@ class AnchorLosses(Part):
 
     @property
     def needs_means(self) -> bool:
-        """Whether the anchors are made of the client's class means, or the margin is."""
+        """Whether the anchors or the margin are made of the client's class means."""
         return self.anchors == "own" or self.margin != "none"
 
     def terms(self, view: View) -> Sequence[LossTerm]:
         """Return the term, unless there are no anchors yet."""
-        found = self.losses(view)
-        if found is None:
+        losses = self.losses(view)
+        if losses is None:
             return ()
-        rows, table = found.rows.to(view.device), found.table.to(view.device)
-        return [AnchorTerm(anchors=dataclasses.replace(found, rows=rows, table=table), pcl=self.pcl, pal=self.pal)]
+        rows, table = losses.rows.to(view.device), losses.table.to(view.device)
+        return [AnchorTerm(anchors=dataclasses.replace(losses, rows=rows, table=table), pcl=self.pcl, pal=self.pal)]
 
     def losses(self, view: View) -> Anchors | None:
         """Return both losses, or ``None`` if there are no anchors yet."""
-        found = self._summaries(view)
-        if found is None:
+        two_vectors = self._summaries(view)
+        if two_vectors is None:
             return None
         margin = torch.zeros(())
-        if view.own is not None and self.margin != "none":
+        if view.own_means is not None and self.margin != "none":
             true_mean = self.margin == "present"
-            margin = client_margin(view.own.means, view.own.present, norm="present" if true_mean else "literal")
+            margin = client_margin(
+                view.own_means.means, view.own_means.present, norm="present" if true_mean else "literal"
+            )
         return Anchors.of(
-            *found,
+            *two_vectors,
             temperature=self.temperature,
             margin=margin,
             additive=self.margin == "additive",
@@ -149,31 +151,31 @@ class AnchorLosses(Part):
         )
 
     def _summaries(self, view: View) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return mean directions and means of the anchors, ``[C, d]`` each, and the classes that have some."""
+        """Return mean directions and means of the anchors, ``[C, d]`` each, and which classes have anchors."""
         everything = torch.ones(view.num_classes, dtype=torch.bool)
         if self.anchors == "private":
-            # What is left of the method when nothing is exchanged: random vectors of the client's own.
+            # A control in which nothing is exchanged: each client draws random vectors.
             noise = dataclasses.replace(self.start, noise=True)
             zeros = torch.zeros(view.num_classes, view.feature_dim)
             return *summaries(noise.vectors(zeros, everything, "private", view.client)), everything
         if self.anchors == "own":
-            if view.own is None:
+            if view.own_means is None:
                 return None
-            about = dataclasses.replace(self.start, noise=False)  # noise would know nothing of the client
-            vectors = about.vectors(view.own.means, view.own.present, "own", view.client)
-            return *summaries(vectors), view.own.present
+            start = dataclasses.replace(self.start, noise=False)  # vectors near the client's class means
+            vectors = start.vectors(view.own_means.means, view.own_means.present, "own", view.client)
+            return *summaries(vectors), view.own_means.present
         return self._from_the_server(view, everything)
 
     def _from_the_server(self, view: View, everything: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        if "anchor-dir" in view.arrays:  # in the shared frame the server makes the two vectors
-            present = everything if self.start.noise or view.sent is None else view.sent[1]
+        if "anchor-dir" in view.arrays:  # in the shared frame the server computes the two vectors of each class
+            present = everything if self.start.noise or view.global_prototypes is None else view.global_prototypes[1]
             return view.arrays["anchor-dir"], view.arrays["anchor-mean"], present
-        if view.sent is None:
+        if view.global_prototypes is None:
             return None
-        prototypes, present = view.sent
+        prototypes, present = view.global_prototypes
         if not self.hyper:
-            seen = view.prototypes()
-            return None if seen is None else (*summaries(seen[0].unsqueeze(1)), present)
+            mapped = view.prototypes()
+            return None if mapped is None else (*summaries(mapped[0].unsqueeze(1)), present)
         if view.map is None:
             return None
         learned = view.arrays.get("hyper")

@@ -1,8 +1,8 @@
-"""What a part of a method is: both halves of it, the server's and the client's, in one file.
+"""The base class of the parts that methods are made of. A part has both halves, the server's and the client's.
 
-A method is a set of parts. A part declares what it sends, and every other module follows the declaration: the wire
-writes, reads, checks and counts the arrays; a device's owner is asked; reports name the loss terms. Nothing here knows
-Flower, a strategy or the client app, so both sides import it.
+A part declares what it sends, and the rest of the code follows from the declaration: how the arrays are written, read,
+checked and counted, what a device's owner is asked, and how reports name the loss terms. Parts import no Flower, no
+strategy and not the client app, so both sides import parts.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ LimitOf = Callable[[Mapping[str, Tensor]], Limit]
 
 
 class Sent(NamedTuple):
-    """What the server has of one client's reply after all checks.
+    """One client's reply, after all checks.
 
     Attributes:
         means: Class means of the classes that the client holds.
-        scatter: Variance of the client's features about their class means.
+        scatter: Mean squared distance of a feature from its class mean.
         arrays: The arrays of other parts, by name; their first axis is that of ``means``.
         shared: The client's weights by name.
     """
@@ -94,13 +94,13 @@ class Sent(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a loss term sees of a batch.
+    """A batch of B training samples, as a loss term gets it.
 
     Attributes:
         inputs: Pictures or token ids as the model gets them.
-        features: Their features ``[B, d]`` in full precision.
-        logits: The head's logits ``[B, C]`` in full precision.
-        labels: Their classes ``[B]``, int64.
+        features: Features of the samples, ``[B, d]``, in full precision.
+        logits: Logits of the model's head, ``[B, C]``, in full precision.
+        labels: Classes of the samples, ``[B]``, int64.
     """
 
     inputs: Tensor
@@ -114,16 +114,16 @@ Compare = Callable[[Batch], Tensor]
 
 
 class LossTerm:
-    """What a client adds to its loss in a round.
+    """A term that a client adds to its loss in a round.
 
-    The loss of a batch is ``entropy * cross_entropy + weights @ values``, with the values of all terms, and the product
-    of their ``entropy``.
+    The loss of a batch is ``entropy * cross_entropy + weights @ values``. ``values`` are the values of all terms, and
+    ``entropy`` is the product of the factors of all terms.
 
     Attributes:
         names: Names of the values in metrics and reports.
         weights: Weights of the values, shape ``[number of names]``, on the client's device.
         entropy: Factor of the model's cross-entropy.
-        module: A module that the term trains beside the model, with an optimiser of its own; ``None`` for none.
+        module: A second module that the term trains with a separate optimiser; ``None`` for none.
         clip: Largest norm of the gradients of either module; 0 does not limit it.
     """
 
@@ -134,13 +134,13 @@ class LossTerm:
 
     @property
     def weights(self) -> Tensor:
-        """Weights of the values."""
+        """Weights of the values, shape ``[number of names]``."""
         raise NotImplementedError
 
     def batches(self, labels: Sequence[Tensor]) -> Iterator[Compare]:
         """Yield the comparison for each batch of an epoch.
 
-        What depends on labels only is computed here, for many batches at once.
+        A term may compute what depends on the labels alone here, for all batches at once.
 
         Args:
             labels: Classes of each batch's samples, shape ``[B]``, int64.
@@ -149,14 +149,14 @@ class LossTerm:
 
 
 class Measured(NamedTuple):
-    """What a part may measure of a client's model.
+    """A client's model, as a part measures it before or after training.
 
     Attributes:
-        features: Features of the training samples in eval mode, ``[n, d]``.
-        labels: Their classes, ``[n]``, int64.
-        head: The model's linear head, ``(weight [C, d], bias [C])``; raises if the head is another.
-        logits: Logits of some features.
-        view: What the client sees of the server's frame.
+        features: Features of the n training samples in eval mode, ``[n, d]``.
+        labels: Classes of the samples, ``[n]``, int64.
+        head: Returns the model's linear head, ``(weight [C, d], bias [C])``. It raises if the head is not linear.
+        logits: Computes the logits of features.
+        view: What the server sent, and the client's own class means.
     """
 
     features: Tensor
@@ -169,7 +169,8 @@ class Measured(NamedTuple):
 class Part:
     """A part of a method. Subclasses are frozen dataclasses whose fields are the settings that they need.
 
-    A class declares what can travel and which names it answers to; an instance says what is used under its settings.
+    The class declares what can travel and which names in the settings stand for it. An instance belongs to a run, and
+    says what is used under the settings of the run.
 
     Attributes:
         makes: Values of the setting `prototypes` that use this part.
@@ -179,7 +180,7 @@ class Part:
         up: Arrays that a client may send besides its class means.
         reports: Names of its loss terms.
         words: Words that a device's owner allows for weights that travel; empty if none travel.
-        owns: Name of the module that it keeps on each client beside the client's model; empty for none.
+        owns: Name of a second module that it keeps on each client; empty for none.
     """
 
     makes: ClassVar[tuple[str, ...]] = ()
@@ -198,12 +199,12 @@ class Part:
 
     @classmethod
     def conflict(cls, config: RunConfig) -> str:
-        """Return what contradicts each other in the resolved settings of this part; empty if nothing does."""
+        """Return the error text if resolved settings of this part contradict each other; empty if none do."""
         return ""
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """The arrays of ``up`` that a client sends under these settings."""
+        """The arrays of ``up`` that a client sends under the settings of the run."""
         return ()
 
     @property
@@ -242,7 +243,7 @@ class Part:
 
         Args:
             before: The state that the clients were sent.
-            after: The state with what earlier parts in ``PARTS`` made of the replies.
+            after: The state that earlier parts in ``PARTS`` have made from ``before`` and the replies.
             sent: The good replies, sorted by client.
         """
         return after
@@ -262,7 +263,7 @@ class Part:
 
         Args:
             model: The client's model.
-            modules: What parts own, by ``owns``.
+            modules: The second modules on the client, by the ``owns`` of their parts.
         """
         return {}
 
@@ -294,6 +295,6 @@ class PartState:
         return cls(**{field: state.memory[name] for field, name in names.items()})
 
     def put(self, state: ServerState) -> ServerState:
-        """Return the state with this in it."""
+        """Return ``state`` with these tensors in its memory."""
         kept = {f.name.replace("_", "-"): getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return dataclasses.replace(state, memory={**state.memory, **kept})

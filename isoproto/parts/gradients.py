@@ -1,4 +1,4 @@
-"""Gradients of cross-entropy that clients measure: through which head, on which samples, and when."""
+"""Gradients of cross-entropy that clients measure: through which head, of which samples, and when."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Head:
+class GradientHead:
     """The linear head that feature gradients are taken through.
 
     Attributes:
         kind: The setting `hyper.head`: ``shared``, ``server`` or ``prototype``.
-        early: Whether clients take gradients before they train.
+        early: Whether clients take gradients before training; otherwise they take them after training.
         seed: The run's seed.
     """
 
@@ -36,46 +36,51 @@ class Head:
     seed: int
 
     @classmethod
-    def of(cls, config: RunConfig) -> Head:
+    def of(cls, config: RunConfig) -> GradientHead:
         """Return the head under a run's settings."""
         return cls(config.hyper__head, config.hyper__grad_point == "before-training", config.seed)
 
-    def sent(self, state: ServerState) -> LinearHead | None:
-        """Return the head that clients can make of what they are sent, or ``None`` if they cannot make one."""
+    def from_server(self, state: ServerState) -> LinearHead | None:
+        """Return the head that clients get from the server, or make of its prototypes; ``None`` before that."""
         if self.kind == "server":
             return server_head(state, self.seed)
         if self.kind == "prototype" and state.present.any():
             return prototype_head(state.prototypes, state.present)
         return None
 
-    def used(self, before: ServerState, after: ServerState) -> LinearHead | None:
-        """Return the head that stands for those which clients took gradients through in a round."""
-        return self.averaged(before, after) if self.kind == "shared" else self.sent(before)
+    def used_in_round(self, before: ServerState, after: ServerState) -> LinearHead | None:
+        """Return the head that clients took gradients through in a round, or the average of their heads."""
+        return self.averaged(before, after) if self.kind == "shared" else self.from_server(before)
 
     def averaged(self, before: ServerState, after: ServerState) -> LinearHead | None:
-        """Return the averaged classifier nearest to those that clients took gradients through.
+        """Return the averaged classifier for the point in the round at which clients took gradients.
 
-        Before training that is the one that they were sent, if they were sent one. After training it is the average of
-        those that they send.
+        If they took them before training, it is the classifier that the server sent, if it sent one. Otherwise it is
+        the average of the classifiers that the clients sent back.
         """
         return (_classifier(before.shared) if self.early else None) or _classifier(after.shared)
 
-    def seen(self, view: View, own: Callable[[], LinearHead]) -> LinearHead | None:
-        """Return the head as a client sees it; ``own`` gives the client's classifier."""
+    def of_client(self, view: View, classifier: Callable[[], LinearHead]) -> LinearHead | None:
+        """Return the head that a client takes gradients through; ``None`` if there is none yet.
+
+        Args:
+            view: What the server sent.
+            classifier: Returns the classifier of the client's model.
+        """
         if self.kind == "shared":
-            return own()
+            return classifier()
         if self.kind == "server" and "head-weight" in view.arrays:
             return view.arrays["head-weight"], view.arrays["head-bias"]
-        if self.kind == "prototype" and view.sent is not None:
-            return prototype_head(*view.sent)
+        if self.kind == "prototype" and view.global_prototypes is not None:
+            return prototype_head(*view.global_prototypes)
         return None
 
     def limit(self, state: ServerState) -> Callable[[Mapping[str, Tensor]], Limit] | None:
-        """Return how long a gradient through the head may be; ``None`` if there is no head to take one through."""
+        """Return the limit of a gradient through the head; ``None`` if there is no head yet."""
         if self.kind == "shared":
-            sent = state.shared.get("head.weight") if self.early else None
-            return lambda reply: _limit(reply.get("head.weight") if sent is None else sent)
-        head = self.sent(state)
+            broadcast = state.shared.get("head.weight") if self.early else None
+            return lambda reply: _limit(reply.get("head.weight") if broadcast is None else broadcast)
+        head = self.from_server(state)
         return None if head is None else lambda reply: _limit(head[0])
 
 
@@ -90,10 +95,10 @@ def _classifier(shared: Mapping[str, Tensor]) -> LinearHead | None:
 
 @dataclass(frozen=True)
 class Samples:
-    """Which training samples gradients are taken of.
+    """The choice of the training samples that gradients are taken of.
 
     Attributes:
-        most: Samples of a class at most; 0 takes all.
+        most: Most samples of a class; 0 takes all.
         seed: The run's seed.
     """
 
@@ -107,7 +112,7 @@ class Samples:
         return cls(max(most, config.min_class_samples) if most else 0, config.seed)
 
     def chosen(self, features: Tensor, labels: Tensor, view: View) -> tuple[Tensor, Tensor]:
-        """Return the features and labels that were chosen, on the features' device."""
+        """Return the features and labels of the chosen samples, on the features' device."""
         if self.most:
             generator = torch_generator(self.seed, "gradients", view.server_round, view.client)
             index = some_of_each(labels, self.most, generator)

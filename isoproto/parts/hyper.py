@@ -18,20 +18,20 @@ from isoproto.matching.hyperproto import anchor_cosines, match_gradients, moveme
 from isoproto.matching.starts import Start
 from isoproto.parts.anchors import learns, start_of, used
 from isoproto.parts.base import Arrays, Field, LimitOf, Measured, Part, PartState, Sent
-from isoproto.parts.gradients import Head, Samples
+from isoproto.parts.gradients import GradientHead, Samples
 from isoproto.parts.relations import Distances
 from isoproto.parts.state import ServerState
 
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
-# Classes up to which the metrics hold similarity matrices.
+# With more classes than this, the metrics hold no similarity matrices.
 _MOST_SHOWN = 30
 
 
 @dataclass(frozen=True)
 class Learned(PartState):
-    """The sum of all steps of gradient matching, ``[C, I, d]``: hyper-prototypes are their start plus this."""
+    """The sum of all steps of gradient matching, ``[C, I, d]``. Hyper-prototypes are their start plus this sum."""
 
     learned: Tensor
 
@@ -51,7 +51,7 @@ class HyperPrototypes(Part):
     learns: bool
     frame: str
     start: Start
-    head: Head
+    head: GradientHead
     samples: Samples
     steps: int
     learning_rate: float
@@ -78,7 +78,7 @@ class HyperPrototypes(Part):
             learns=learns(config),
             frame=config.frame,
             start=start_of(config),
-            head=Head.of(config),
+            head=GradientHead.of(config),
             samples=Samples.of(config),
             steps=config.hyper__steps,
             learning_rate=config.hyper__learning_rate,
@@ -90,12 +90,12 @@ class HyperPrototypes(Part):
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """Feature gradients, where they are learned from."""
+        """Feature gradients, if hyper-prototypes are learned from them."""
         return self.up if self.learns else ()
 
     @property
     def measures(self) -> str:
-        """When gradients are taken."""
+        """Gradients are measured before or after training, as the settings say."""
         if not self.learns:
             return ""
         return "before" if self.head.early else "after"
@@ -103,7 +103,7 @@ class HyperPrototypes(Part):
     # The server's half
 
     def vectors(self, state: ServerState) -> Tensor:
-        """Return the hyper-prototypes ``[C, I, d]``: where they started, and what they have learned."""
+        """Return the hyper-prototypes ``[C, I, d]``: their start plus all steps so far."""
         return self._start(state) + self._learned(state)
 
     def _start(self, state: ServerState) -> Tensor:
@@ -115,7 +115,7 @@ class HyperPrototypes(Part):
         return torch.zeros(()) if kept is None else kept.learned
 
     def downlink(self, state: ServerState) -> Arrays:
-        """Send the summaries in the shared frame, else the vectors once they have moved from where they started."""
+        """Send two summaries per class in the shared frame. In another frame, send the vectors after the first step."""
         if not self.used:
             return {}
         if self.frame == "shared" and (self.start.noise or bool(state.present.any())):
@@ -126,18 +126,18 @@ class HyperPrototypes(Part):
         return {}
 
     def limits(self, state: ServerState) -> Mapping[str, LimitOf | None]:
-        """No gradient through a linear head is longer than its weights allow; none comes while there is no head."""
+        """Limit gradients by the weights of the head. While there is no head, no gradients may come."""
         limit = self.head.limit(state) if self.learns else None
         return {} if limit is None else {"grad": limit}
 
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
-        """Match this round's gradients, and describe the result in the round's figures."""
+        """Move the hyper-prototypes by this round's gradients, and add figures that describe them."""
         if self.learns:
             after = self._matched(before, after, sent)
         return dataclasses.replace(after, figures={**after.figures, **self._described(after, sent)})
 
     def _matched(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
-        head = self.head.used(before, after)
+        head = self.head.used_in_round(before, after)
         rows = [row for s in sent if (row := s.rows("grad")) is not None]
         if head is None or not rows:
             return after
@@ -166,7 +166,7 @@ class HyperPrototypes(Part):
         return dataclasses.replace(Learned(moved).put(after), figures={**after.figures, **figures})
 
     def _described(self, state: ServerState, sent: Sequence[Sent]) -> dict[str, Any]:
-        """Return what hyper-prototypes look like now."""
+        """Return figures of the hyper-prototypes: how far they moved, and how similar they are."""
         figures: dict[str, Any] = {}
         now = self.vectors(state)
         figures["movement"] = movement(now, self._start(state))
@@ -186,9 +186,9 @@ class HyperPrototypes(Part):
     # The client's half
 
     def measure(self, measured: Measured) -> Arrays:
-        """Take the mean feature gradient of each class in the server's frame, once there is a head and a map."""
+        """Return the mean feature gradient of each class in the server's frame, once there is a head and a map."""
         view = measured.view
-        head = self.head.seen(view, measured.head)
+        head = self.head.of_client(view, measured.head)
         if not self.learns or head is None or (self.frame != "shared" and view.map is None):
             return {}
         features, labels = self.samples.chosen(measured.features, measured.labels, view)
@@ -203,14 +203,14 @@ def _relations(sent: Sequence[Sent], classes: int) -> Tensor:
 
 
 def _similarity(gram: Tensor) -> list[list[float]]:
-    """Cosines of classes as seen from their mean; 0 for absent ones."""
+    """Return the cosines between classes, measured from the mean of all classes; 0 for absent classes."""
     inverse = gram.diagonal().clamp(min=1e-30).rsqrt() * (gram.diagonal() > 0)
     cosines = (gram * inverse.unsqueeze(1) * inverse).clamp(-1, 1)
     return [[round(value, 4) for value in row] for row in cosines.tolist()]
 
 
 def agreement(rows: Sequence[ClassRows], classes: int) -> float | None:
-    """Return the mean cosine of two clients' gradients of a class, over all pairs and the classes that have some."""
+    """Return the mean cosine of two clients' gradients of a class, over the classes that at least two clients sent."""
     if not rows:
         return None
     ids = torch.cat([row.class_ids for row in rows])
@@ -220,5 +220,5 @@ def agreement(rows: Sequence[ClassRows], classes: int) -> float | None:
     pairs = holders * (holders - 1)
     if not pairs.any():
         return None
-    own = torch.zeros(classes, dtype=torch.float64).index_add_(0, ids, units.square().sum(1))
-    return float(((total.square().sum(1) - own)[pairs > 0] / pairs[pairs > 0]).mean())
+    with_itself = torch.zeros(classes, dtype=torch.float64).index_add_(0, ids, units.square().sum(1))
+    return float(((total.square().sum(1) - with_itself)[pairs > 0] / pairs[pairs > 0]).mean())

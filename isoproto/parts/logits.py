@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeanLogits(PartState):
-    """The clients' average logits of each class ``[C, C]``, and the classes that have some ``[C]``."""
+    """The clients' average logits of each class ``[C, C]``, and which classes have any ``[C]``."""
 
     class_logits: Tensor
     class_logits_present: Tensor
@@ -39,7 +39,7 @@ def distillation(logits: Tensor, labels: Tensor, targets: Tensor, present: Tenso
         logits: :math:`\ell`, shape ``[B, C]``.
         labels: :math:`y`, shape ``[B]``, int64.
         targets: :math:`L_g`, average logits of the samples of each class, shape ``[C, C]``.
-        present: Which classes have some, shape ``[C]``, bool. Samples of other classes are compared with themselves.
+        present: Which classes have average logits, shape ``[C]``, bool. Other samples are compared with themselves.
 
     Example:
         >>> logits, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([0])
@@ -52,11 +52,11 @@ def distillation(logits: Tensor, labels: Tensor, targets: Tensor, present: Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class LogitTerm(LossTerm):
-    """What one client distils from in a round.
+    """The loss that distils from the average logits of a round.
 
     Attributes:
         targets: Average logits of the samples of each class, ``[C, C]``.
-        present: Which classes have some, ``[C]``, bool.
+        present: Which classes have average logits, ``[C]``, bool.
         weight: Weight of the term.
     """
 
@@ -105,25 +105,25 @@ class ClassLogits(Part):
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """Mean logits."""
+        """Mean logits, always."""
         return self.up
 
     @property
     def measures(self) -> str:
-        """Logits are those of the trained model."""
+        """Logits are measured after training."""
         return "after"
 
     # The server's half
 
     def downlink(self, state: ServerState) -> Arrays:
-        """Send the average logits, once there are some."""
+        """Send the average logits, once there are any."""
         kept = MeanLogits.of(state)
         if kept is None:
             return {}
         return {"class-logits": kept.class_logits, "class-logits-present": kept.class_logits_present}
 
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
-        """Average this round's logits; a class that too few clients sent keeps the last ones."""
+        """Average this round's logits. A class that too few clients sent keeps its last average."""
         rows = [row for s in sent if (row := s.rows("logits")) is not None]
         classes = len(after.present)
         mean = average_prototypes(rows, classes, classes, weighting="uniform")
@@ -142,7 +142,7 @@ class ClassLogits(Part):
         return [LogitTerm(targets=targets, present=present, weight=self.weight)]
 
     def measure(self, measured: Measured) -> Arrays:
-        """Take the mean logits of each class."""
+        """Return the mean logits of each class."""
         logits = measured.logits(measured.features).detach()
         sums = ClassSums.of(logits, measured.labels.to(logits.device), logits.shape[1])
         return {"logits": sums.mean().cpu()}

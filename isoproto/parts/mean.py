@@ -24,7 +24,7 @@ PROTOTYPES = (
 
 
 def send_prototypes(state: ServerState) -> Arrays:
-    """Return the global prototypes as the server sends them: nothing before there are any."""
+    """Return the arrays of the global prototypes to send; empty before there are any."""
     return {"prototypes": state.prototypes, "present": state.present} if bool(state.present.any()) else {}
 
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("isoproto")
 
 @dataclass(frozen=True)
 class Distances(PartState):
-    """Averaged squared distances between classes, and which pairs some client has seen; ``[C, C]`` each."""
+    """Averaged squared distances between classes, and which pairs of classes a client has held; ``[C, C]`` each."""
 
     distances: Tensor
     seen: Tensor
@@ -37,7 +37,7 @@ class Distances(PartState):
 
 @dataclass(frozen=True)
 class Directions(PartState):
-    """Averaged dissimilarities of the classes' directions, and which pairs some client has seen; ``[C, C]`` each."""
+    """Averaged dissimilarities of the classes' directions, and which pairs a client has held; ``[C, C]`` each."""
 
     directions_distances: Tensor
     directions_seen: Tensor
@@ -62,7 +62,7 @@ class CommonFrame(Part):
 
     @property
     def needs_means(self) -> bool:
-        """Every client maps between its own coordinates and the frame by its class means."""
+        """Every client needs its class means for the map between its coordinates and the frame."""
         return True
 
     @classmethod
@@ -100,11 +100,11 @@ class CommonFrame(Part):
         state = Distances(relations.distances, relations.seen).put(after)
         if self.directions:
             previous = Directions.of(after)
-            remembered = (previous.directions_distances, previous.directions_seen) if previous else None
-            found = average_dissimilarities(
-                rows, len(present), previous=self._remembered(after, remembered), minimum=self.minimum
+            tensors = (previous.directions_distances, previous.directions_seen) if previous else None
+            averaged = average_dissimilarities(
+                rows, len(present), previous=self._remembered(after, tensors), minimum=self.minimum
             )
-            state = Directions(found.distances, found.seen).put(state)
+            state = Directions(averaged.distances, averaged.seen).put(state)
         return dataclasses.replace(
             state,
             prototypes=prototypes * present.unsqueeze(1),
@@ -127,7 +127,7 @@ class CommonFrame(Part):
     def _placed(
         self, state: ServerState, relations: Relations, rows: Sequence[ClassRows], figures: dict[str, Any]
     ) -> Tensor:
-        """Return the prototypes in the frame; ``figures`` gets the share of relations that no points can have."""
+        """Return the prototypes in the frame, and add the share of relations that no points can have to ``figures``."""
         prototypes, width = state.prototypes, state.prototypes.shape[1]
         gram = centre(relations.distances, relations.present)
         if self.frame == "gram":
@@ -137,7 +137,7 @@ class CommonFrame(Part):
             embedding = embed(gram, relations.present, width, onto=prototypes if state.present.any() else None)
             prototypes, figures["cut"] = embedding.vectors, embedding.cut
         if self.frame == "procrustes":
-            # The reference shows a class that it lacks in projection only. So a new class makes a new reference.
+            # A reference without a class shows that class only in projection. So a new class makes a new reference.
             known = relations.present if new else state.present
             prototypes = align(rows, prototypes, known, iterations=8 if new else 2, minimum=self.minimum).vectors
         return prototypes

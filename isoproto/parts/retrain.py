@@ -14,19 +14,19 @@ from isoproto.geometry.prototypes import average_prototypes
 from isoproto.matching.classifier_retrain import classifier_gradients, fit_meta_features, train_classifier
 from isoproto.matching.hyperproto import initial_vectors
 from isoproto.parts.base import Arrays, Field, Measured, Part, PartState, Sent
-from isoproto.parts.gradients import Head, Samples
+from isoproto.parts.gradients import GradientHead, Samples
 from isoproto.parts.state import ServerState
 from isoproto.seeding import torch_generator
 
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
-_META_FEATURES = 50  # per class, as in the published code
+_META_FEATURES = 50  # made-up features per class, as in the published code
 
 
 @dataclass(frozen=True)
 class MetaFeatures(PartState):
-    """Features that produce the clients' classifier gradients ``[C, m, d]``, and the classes that have some ``[C]``."""
+    """Features fitted to the clients' classifier gradients ``[C, m, d]``, and which classes have any ``[C]``."""
 
     meta: Tensor
     meta_known: Tensor
@@ -36,7 +36,7 @@ class MetaFeatures(PartState):
 class Retrain(Part):
     """Clients send each class's mean gradient with respect to their classifier; the server trains a balanced one."""
 
-    head: Head
+    head: GradientHead
     samples: Samples
     weighting: str
     minimum: int
@@ -59,20 +59,22 @@ class Retrain(Part):
         """Return the part if the setting `hyper.retrain` asks for it."""
         if config.hyper__retrain == "none":
             return None
-        return cls(Head.of(config), Samples.of(config), config.hyper__grad_weight, config.min_contributors, config.seed)
+        return cls(
+            GradientHead.of(config), Samples.of(config), config.hyper__grad_weight, config.min_contributors, config.seed
+        )
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """Classifier gradients."""
+        """Classifier gradients, always."""
         return self.up
 
     @property
     def measures(self) -> str:
-        """When gradients are taken."""
+        """Gradients are measured before or after training, as the settings say."""
         return "before" if self.head.early else "after"
 
     def measure(self, measured: Measured) -> Arrays:
-        """Take the mean gradient of each class with respect to the client's classifier."""
+        """Return the mean gradient of each class with respect to the client's classifier."""
         features, labels = self.samples.chosen(measured.features, measured.labels, measured.view)
         of_weight, of_bias = classifier_gradients(features, labels, *measured.head())
         return {"grad-weight": of_weight.cpu(), "grad-bias": of_bias.cpu()}

@@ -28,7 +28,7 @@ _log = logging.getLogger("isoproto")
 LinearHead = tuple[Tensor, Tensor]
 """Weight ``[C, d]`` and bias ``[C]``."""
 
-# FedGH's recipe.
+# Epochs, batch size and step size as in FedGH.
 EPOCHS, BATCH, RATE = 100, 100, 0.01
 
 
@@ -51,7 +51,7 @@ def server_head(state: ServerState, seed: int) -> LinearHead:
 
 @dataclass(frozen=True)
 class ServerHead(Part):
-    """Send the server's head, which clients take gradients through, and train it on what comes back."""
+    """Send the server's head, which clients take gradients through, and train it on the class means that they send."""
 
     seed: int
     frame: str
@@ -80,7 +80,7 @@ class ServerHead(Part):
         return HeadState(*self._trained(server_head(before, self.seed), after, rows)).put(after)
 
     def _trained(self, head: LinearHead, state: ServerState, sent: Sequence[ClassRows]) -> LinearHead:
-        """Return the head after some epochs of SGD on class means, each brought into the common frame."""
+        """Return the head after some epochs of SGD on class means, each mapped into the common frame."""
         mapped = [(c.class_ids, rows) for c in sent if (rows := self._in_the_frame(c, state)) is not None]
         if not mapped:
             return head

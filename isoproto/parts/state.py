@@ -1,4 +1,4 @@
-"""What a server knows between rounds: one frozen value, replaced not edited. It is the checkpoint."""
+"""The server's state between rounds: a frozen value that each round replaces. It is written as the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class LastAccuracy(NamedTuple):
-    """A client's newest own-model accuracy: samples right by its head, of how many, after which round.
+    """The newest accuracy of a client's own model: correct samples, test samples, and the round that it is from.
 
-    A tuple, as a checkpoint holds it: making 5,000 of them out of dataclasses took a third of a small round.
+    It is a tuple, as in a checkpoint. Converting 5,000 dataclasses took a third of a small round.
     """
 
     correct: int
@@ -29,13 +29,13 @@ class ServerState:
     """State of a federation after a round.
 
     Attributes:
-        server_round: The round that is over; 0 before any.
+        server_round: The last round that is over; 0 before round 1.
         prototypes: Global prototypes, shape ``[C, d]``, float32; rows that are not present are zero.
-        present: Which classes have one, shape ``[C]``, bool.
+        present: Which classes have a prototype, shape ``[C]``, bool.
         age: Rounds since each class was last sent, shape ``[C]``, int64.
         shared: Averaged weights by name; empty unless the strategy shares some.
         memory: What parts keep between rounds, by name; see ``isoproto.parts.base.PartState``.
-        figures: What parts say about the round, for the metrics.
+        figures: Figures of the round that parts add to the metrics.
         accuracy: The newest accuracy of every client.
         empty_rounds: Rounds in a row without enough good replies.
     """
@@ -52,7 +52,7 @@ class ServerState:
 
     @classmethod
     def start(cls, num_classes: int, feature_dim: int) -> ServerState:
-        """Return the state before round 1: nothing is known."""
+        """Return the state before round 1, without prototypes."""
         return cls(
             prototypes=torch.zeros(num_classes, feature_dim),
             present=torch.zeros(num_classes, dtype=torch.bool),
@@ -61,7 +61,9 @@ class ServerState:
 
     def to_checkpoint(self) -> Checkpoint:
         """Return the state as a checkpoint holds it."""
-        from isoproto.runs.checkpoint import Checkpoint  # here: local training runs without safetensors, too
+        from isoproto.runs.checkpoint import (
+            Checkpoint,  # imported here, so that local training also runs without safetensors
+        )
 
         tensors = {"prototypes": self.prototypes, "present": self.present, "age": self.age}
         tensors |= {f"shared.{name}": tensor for name, tensor in self.shared.items()}

@@ -1,4 +1,4 @@
-"""Global prototypes that the server trains to be told apart, with a margin that adapts (FedTGP, AAAI 2024)."""
+"""Global prototypes that the server trains to be far from each other, with an adaptive margin (FedTGP, AAAI 2024)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def adaptive_margin(prototypes: Tensor, present: Tensor, most: float) -> float:
 
     Args:
         prototypes: Mean prototypes of this round, shape ``[C, d]``.
-        present: Which classes have one, shape ``[C]``, bool. Below two the margin is 0.
+        present: Which classes have a prototype, shape ``[C]``, bool. With fewer than two the margin is 0.
         most: :math:`\delta_{max}`.
 
     Example:
@@ -98,10 +98,10 @@ def margin_loss(rows: Tensor, labels: Tensor, prototypes: Tensor, margin: float)
         >>> margin_loss(x, torch.tensor([0, 1, 1]), g, margin=1.0).round(decimals=6)
         tensor(1.4110)
     """
-    # Not by products of matrices: equal rows have distance 0 and then a gradient of 0, not NaN.
+    # Without matrix products, so that equal rows have distance 0 and a gradient of 0, not NaN.
     distances = torch.cdist(rows, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
-    own = functional.one_hot(labels, len(prototypes))
-    return functional.cross_entropy(-(distances + margin * own), labels)
+    is_class = functional.one_hot(labels, len(prototypes))
+    return functional.cross_entropy(-(distances + margin * is_class), labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class TrainablePrototypes(Part):
 
     @classmethod
     def conflict(cls, config: RunConfig) -> str:
-        """The prototypes are made in the clients' coordinates."""
+        """Refuse frames other than ``shared``, since the prototypes are made in the clients' coordinates."""
         if config.prototypes != "trainable" or config.frame == "shared":
             return ""
         return (
@@ -167,7 +167,7 @@ class TrainablePrototypes(Part):
     def _trained(
         self, net: PrototypeNet, x: Tensor, y: Tensor, margin: float, generator: torch.Generator
     ) -> PrototypeNet:
-        """Return the network after some epochs of SGD, whose state is made anew every round."""
+        """Return the network after some epochs of SGD. If training breaks it, return it as it was."""
         trained = PrototypeNet(*(t.clone().requires_grad_() for t in net.tensors))
         optimizer = torch.optim.SGD(trained.tensors, lr=self.learning_rate)
         for _ in range(self.epochs):

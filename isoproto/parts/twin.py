@@ -1,4 +1,4 @@
-"""A small shared model beside each client's own; the two learn from each other (FML)."""
+"""Each client has a second, small model that is averaged over clients; its two models learn from each other (FML)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PREFIX = f"{OWNS}."
 
 
 def divergence(logits: Tensor, others: Tensor) -> Tensor:
-    r"""Return how far the answers ``logits`` are from the answers ``others``, as the published code measures it.
+    r"""Return the Kullback-Leibler divergence of two models' answers, divided as in the published code.
 
     .. math::
         \frac{1}{B C} \sum_i KL(\mathrm{softmax}(\ell'_i) \,\|\, \mathrm{softmax}(\ell_i))
@@ -39,13 +39,13 @@ def divergence(logits: Tensor, others: Tensor) -> Tensor:
         >>> divergence(torch.zeros(1, 2), torch.zeros(1, 2))
         tensor(0.)
     """
-    # Not `reduction="mean"`, whose meaning torch is about to change.
+    # Not `reduction="mean"`, because torch is about to change what it means.
     return functional.kl_div(logits.log_softmax(1), others.softmax(1), reduction="sum") / logits.numel()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwinTerm(LossTerm):
-    r"""The losses of a client's model and of its twin, which are trained at once.
+    r"""The losses of a client's model and of its twin, which are trained in the same steps.
 
     .. math::
         L = \alpha CE(\ell, y) + (1 - \alpha) KL(\ell_g \| \ell) + \beta CE(\ell_g, y) + (1 - \beta) KL(\ell \| \ell_g)
@@ -56,8 +56,8 @@ class TwinTerm(LossTerm):
         module: The twin.
         alpha: Weight of the model's cross-entropy, in [0, 1].
         beta: Weight of the twin's cross-entropy, in [0, 1].
-        detach: Whether each learns from the other's answers as they are. If not, gradients flow into both.
-        clip: Largest norm of the gradients of either; 0 does not limit it.
+        detach: Whether gradients flow only into the model that learns. If not, they flow into both models.
+        clip: Largest norm of the gradients of either model; 0 does not limit it.
     """
 
     module: nn.Module
@@ -98,10 +98,10 @@ def _compare(term: TwinTerm, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Twin(Part):
-    """Keep a second model on every client, train it beside the client's own, and average it over clients.
+    """Keep a second model, the twin, on every client; train it with the client's own, and average it over clients.
 
-    It has the first architecture that the run names. All of its tensors are averaged, the statistics of BatchNorm too,
-    and each client counts the same.
+    The twin has the first architecture that the run names. All of its tensors are averaged, also the statistics of
+    BatchNorm. Each client counts the same.
     """
 
     alpha: float
@@ -123,7 +123,7 @@ class Twin(Part):
 
     @property
     def asks(self) -> frozenset[str]:
-        """The twin has learned from the client's data, so its owner is asked."""
+        """The twin has learned from the client's data, so the device's owner must allow it to leave."""
         return frozenset(self.words)
 
     def terms(self, view: View) -> Sequence[LossTerm]:

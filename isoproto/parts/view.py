@@ -1,4 +1,4 @@
-"""What one client sees of the server's frame, in the coordinates of its own features."""
+"""What a client has when a round begins: what the server sent, and the client's own class means."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from isoproto.parts.base import Arrays
 
 CPU = torch.device("cpu")
 Rows = tuple[Tensor, Tensor]
-"""A row (or several) for each class, ``[C, ..., d]``, and which classes have some, ``[C]`` bool."""
+"""One or several vectors for each class, ``[C, ..., d]``, and which classes have any, ``[C]`` bool."""
 
 
 class OwnMeans(NamedTuple):
-    """What a client knows of its own features: class means of its last pass over its training data.
+    """A client's class means, from its last pass over its training data.
 
     Attributes:
-        means: Shape ``[C, d]``, float32; zero for classes that the client lacks.
-        counts: Samples of each class, shape ``[C]``, int64.
-        scatter: Variance of the features about their class means.
+        means: Mean feature of each class, shape ``[C, d]``, float32; zero for classes that the client lacks.
+        counts: Training samples of each class, shape ``[C]``, int64.
+        scatter: Mean squared distance of a feature from its class mean.
     """
 
     means: Tensor
@@ -39,7 +39,7 @@ class OwnMeans(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class View:
-    """What the server sent to a client, and what the client knows of its own features.
+    """What the server sent to a client, and the client's own class means.
 
     Attributes:
         client: The client's name.
@@ -47,25 +47,25 @@ class View:
         frame: The setting `frame`.
         arrays: What the server sent, by the names of the parts' fields.
         modules: Modules that parts keep on the client, by name.
-        own: The client's class means; ``None`` before its first pass, or where no part needs them.
-        num_classes: C.
-        feature_dim: d.
-        device: Where the client computes. What the server sent and ``own`` are on the CPU.
+        own_means: The client's class means; ``None`` before its first pass, or where no part needs them.
+        num_classes: Number of classes C.
+        feature_dim: Feature width d.
+        device: Where the client computes. ``arrays`` and ``own_means`` are on the CPU.
     """
 
     client: str
     server_round: int
     frame: str
     arrays: Arrays
-    own: OwnMeans | None
+    own_means: OwnMeans | None
     num_classes: int
     feature_dim: int
     device: torch.device = CPU
     modules: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
 
     @property
-    def sent(self) -> Rows | None:
-        """The global prototypes in the server's coordinates, or ``None`` before there are any."""
+    def global_prototypes(self) -> Rows | None:
+        """The global prototypes in the server's coordinates, and the classes that have one; ``None`` before any."""
         if "prototypes" not in self.arrays:
             return None
         return self.arrays["prototypes"], self.arrays["present"]
@@ -74,16 +74,17 @@ class View:
     def map(self) -> Similarity | None:
         """The map from the client's coordinates into the server's frame.
 
-        ``None`` in the shared frame, where none is needed, and below two common classes, where there is none.
+        It is ``None`` in the shared frame, which needs no map. It is also ``None`` if fewer than two classes have both
+        a global prototype and a class mean of the client, since no map can be made of them.
         """
-        if self.frame == "shared" or self.own is None or self.sent is None:
+        if self.frame == "shared" or self.own_means is None or self.global_prototypes is None:
             return None
-        prototypes, present = self.sent
-        common = self.own.present & present
-        return similarity_map(self.own.means[common], prototypes[common], self.own.counts[common])
+        prototypes, present = self.global_prototypes
+        common = self.own_means.present & present
+        return similarity_map(self.own_means.means[common], prototypes[common], self.own_means.counts[common])
 
     def prototypes(self) -> Rows | None:
-        """Return the global prototypes in the client's coordinates, or ``None`` if it has no map to them."""
-        if self.frame == "shared" or self.sent is None:
-            return self.sent
-        return (self.map.backward(self.sent[0]), self.sent[1]) if self.map else None
+        """Return the global prototypes in the client's coordinates, or ``None`` if there is no map."""
+        if self.frame == "shared" or self.global_prototypes is None:
+            return self.global_prototypes
+        return (self.map.backward(self.global_prototypes[0]), self.global_prototypes[1]) if self.map else None

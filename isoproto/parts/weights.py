@@ -16,7 +16,7 @@ from isoproto.parts.state import ServerState
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
-# What the setting `share` stands for: modules of a model, which are also the words that a device's owner allows.
+# The modules of a model that each value of `share` stands for. A device's owner allows them by the same words.
 _SHARES = {"head": ("head",), "base": ("base",), "model": ("base", "head")}
 
 
@@ -35,11 +35,11 @@ class SharedWeights(Part):
 
     @property
     def asks(self) -> frozenset[str]:
-        """Which parts of its model a device's owner must let go."""
+        """The modules of the model that a device's owner must allow to leave the device."""
         return frozenset(_SHARES[self.share])
 
     def shared(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:
-        """Return the model's tensors that travel."""
+        """Return the tensors of the shared modules."""
         return self._chosen(model.state_dict())
 
     def _chosen(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,1 +1,1 @@
-"""What a setting may be, and the settings in sections, one for each concern. Imports nothing heavy."""
+"""Declare the settings of a run, in sections, one for each concern. Nothing heavy is imported."""

@@ -1,4 +1,4 @@
-"""Settings of class logits that travel."""
+"""Settings of distillation from class logits."""
 
 from dataclasses import dataclass
 

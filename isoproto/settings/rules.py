@@ -1,4 +1,4 @@
-"""How a setting is declared: its default, what it may be, and what it means."""
+"""Declare a setting: its default, its allowed values, and its description."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 Scalar = bool | int | float | str
 AUTO = "auto"
-"""A setting with this value is decided by the strategy. After ``strategies.resolve`` no setting has it, but for
-``device``, which every machine decides for itself."""
+"""A setting with this value is decided by the strategy. After ``strategies.resolve`` only ``device`` may have it, since
+every machine decides that for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting may be, and what it means.
+    """The allowed values and the description of a setting.
 
     Attributes:
         doc: What the setting does, for people.
-        choices: The values it may have; empty if it is free.
-        low: Smallest number it may be.
-        high: Largest number it may be.
+        choices: The allowed values; empty if other values are allowed.
+        low: Smallest allowed number.
+        high: Largest allowed number.
         above: Whether ``low`` itself is not allowed.
         auto: What ``auto`` stands for where neither the strategy nor the alignment loss decides; ``None`` if one does.
     """
@@ -34,7 +34,7 @@ class Rule:
     auto: Scalar | None = None
 
     def problem(self, key: str, value: Scalar) -> str | None:
-        """Return what is wrong with a value of the right type; ``None`` if nothing is."""
+        """Return the error text for a value of the right type; ``None`` if the value is allowed."""
         if self.choices:
             if value in self.choices:
                 return None
@@ -55,7 +55,7 @@ class Rule:
 
 
 def one_of(default: str, *choices: str, doc: str = "", auto: str | None = None) -> Any:  # noqa: ANN401 - see number
-    """Declare a setting that is one of some words."""
+    """Declare a setting that is one of several words."""
     return dataclasses.field(default=default, metadata={"rule": Rule(doc, choices, auto=auto)})
 
 
@@ -67,11 +67,11 @@ def number(
     doc: str = "",
     above: bool = False,
     auto: float | None = None,
-) -> Any:  # noqa: ANN401 - the declaration of a field stands for a value of the field's type
+) -> Any:  # noqa: ANN401 - a field's declaration has the type of its value
     """Declare a setting that is a number from ``low`` to ``high``.
 
-    A default of ``AUTO`` means that ``auto`` is allowed besides. The field keeps the type of a number: only
-    ``strategies.resolve`` meets the word.
+    If the default is ``AUTO``, the word ``auto`` is allowed too. The field still has the type of a number, because only
+    ``strategies.resolve`` sees the word.
     """
     return dataclasses.field(default=default, metadata={"rule": Rule(doc, (), low, high, above, auto)})
 

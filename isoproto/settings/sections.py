@@ -1,7 +1,7 @@
 """The settings of a run, one frozen dataclass for each concern.
 
-``isoproto.config.RunConfig`` inherits from all of them, so a function asks for the section that it needs and takes
-the whole configuration. A field's key is its name in kebab-case: ``lambda_`` is ``lambda``, ``hyper__size`` is
+``isoproto.config.RunConfig`` inherits from all of them. So a function that needs one section can be called with the
+whole configuration. A field's key is its name in kebab-case: ``lambda_`` is ``lambda``, ``hyper__size`` is
 ``hyper.size``.
 """
 
@@ -12,7 +12,7 @@ from isoproto.settings.rules import AUTO, free, number, one_of
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """The method as a point on three axes, and how its prototypes are made and used."""
+    """What the method is: `prototypes`, `alignment` and `share`; and how its prototypes are made and used."""
 
     strategy: str = free(
         "fedsaf", doc="Name of the method in `STRATEGIES`. It decides every setting below whose value is `auto`."
@@ -230,7 +230,7 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which data there are, and how they are dealt out to clients."""
+    """The data set, and how it is dealt out to clients."""
 
     data: str = free(
         "digits4",
@@ -364,7 +364,7 @@ class Federation:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """How numbers travel."""
+    """How numbers are written in messages."""
 
     wire__dtype: str = one_of(
         "float32",
@@ -378,7 +378,7 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True)
 class Folders:
-    """Where a run is written."""
+    """The folders that a run is written to."""
 
     output_dir: str = free(
         "", doc="Folder of run folders; an absolute path. Empty: `$ISOPROTO_HOME/runs`, else the user's data folder."

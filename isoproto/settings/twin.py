@@ -1,4 +1,4 @@
-"""Settings of a small shared model beside each client's own."""
+"""Settings of a second, small model on each client, which the server averages."""
 
 from dataclasses import dataclass
 

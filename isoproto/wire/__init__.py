@@ -1,7 +1,8 @@
-"""What travels between server and clients: schema 1. The only package that knows record names and keys.
+"""Write and read the messages between server and clients: schema 1, see ``docs/wire-schema.md``.
 
-See ``docs/wire-schema.md``. ``query`` is who a client is. ``broadcast``, ``train_reply`` and ``evaluation`` are the
-messages of a round. ``hosted`` is several clients in one message. ``codec`` says how each value is coded and checked.
+No other package knows the names of records and keys. ``query`` asks a node which clients it has. ``broadcast``,
+``train_reply`` and ``evaluation`` are the messages of a round. ``hosted`` puts several clients into one message.
+``codec`` codes and checks single values.
 """
 
 from isoproto.wire.broadcast import Broadcast, Expected, read_broadcast, read_settings, write_broadcast

@@ -1,4 +1,4 @@
-"""What the server sends in a round, and what it holds the replies against."""
+"""The message that the server sends in a round, and what it checks the replies against."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from isoproto.wire.codec import (
     check_names,
     check_schema,
     integer_of,
-    is_there,
+    is_sent,
     read_field,
     read_tensor,
     record_of,
@@ -39,17 +39,17 @@ from isoproto.wire.codec import (
 from isoproto.wire.rounding import FORMATS
 
 DOWN: dict[str, Field] = {f.name: f for part in PARTS for f in part.down}
-"""Arrays that the server may send, in order."""
+"""The arrays that the server may send, in their order in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """What a client needs to train or to be evaluated.
+    """The content of a train or evaluate message.
 
     Attributes:
-        experiment: As in the query.
+        experiment: Id that client states are filed under, as in the query.
         server_round: The round, >= 1 for training; for evaluation the last round that is over.
-        settings: As in the query.
+        settings: The run configuration where it differs from the defaults, as in the query.
         arrays: What parts send, by the names of their fields, in float32; masks are bool.
         shared: Averaged weights by name; empty unless the strategy shares some.
     """
@@ -62,26 +62,26 @@ class Broadcast:
 
     @property
     def dtype(self) -> str:
-        """How rows travel, here and in the reply: `wire.dtype` of the settings."""
+        """How rows travel in the message and in its reply: the setting `wire.dtype`."""
         return row_dtype_of(self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the server holds a reply against.
+    """What the server checks a client's reply against.
 
     Attributes:
         client: Name of the client that was asked.
-        experiment: As sent.
-        server_round: As sent.
-        num_classes: C.
-        feature_dim: d.
+        experiment: Id of the experiment in the message.
+        server_round: Round in the message.
+        num_classes: Number of classes C.
+        feature_dim: Feature width d.
         max_norm: Largest norm of a prototype row.
         shared: Names, dtypes and shapes of shared weights; empty if none may come.
         limits: For each array that a part may send in this round, how long its rows may be; ``None`` for ``max_norm``.
         terms: Names of the loss terms that the reply reports.
-        dtype: How rows travel, `wire.dtype`.
-        train_counts: Training samples of each class that the client told of; empty if not known.
+        dtype: How rows travel: the setting `wire.dtype`.
+        train_counts: Training samples of each class that the client declared; empty if not known.
     """
 
     client: str
@@ -111,7 +111,7 @@ def write_broadcast(broadcast: Broadcast) -> RecordDict:
 
 
 def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -> Broadcast:
-    """Decode and check a train or evaluate message, on the client.
+    """Decode and check a train or evaluate message; the client calls this.
 
     Raises:
         SchemaMismatch: If the server speaks another schema version.
@@ -125,7 +125,7 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
     form = FORMATS[row_dtype_of(settings)]
     check_names("arrays", arrays, array_names(DOWN.values(), form))
     sizes = {"C": num_classes, "d": feature_dim}
-    sent = {name: read_field(arrays, f, form, sizes) for name, f in DOWN.items() if is_there(arrays, f)}
+    sent = {name: read_field(arrays, f, form, sizes) for name, f in DOWN.items() if is_sent(arrays, f)}
     _check_together(sent)
     for name, tensor in sent.items():
         mask = sent.get(DOWN[name].mask)
@@ -159,7 +159,7 @@ def read_settings(content: RecordDict) -> dict[str, Scalar]:
 
 
 def reply_config(broadcast: Broadcast, client: str) -> ConfigRecord:
-    """Return the record by which a reply says what it answers."""
+    """Return the record that says which message a reply answers, and for which client."""
     return ConfigRecord(
         {
             "schema": SCHEMA_VERSION,

@@ -1,7 +1,7 @@
-"""How a message is coded: records, arrays, numbers and texts, each checked before it is used.
+"""Code records, arrays, numbers and texts of a message, and check each before it is used.
 
-Decoding trusts nothing. The length of an array's bytes, its declared shape and its own header must agree before
-anything is decoded, since the library compares none of them: a forged header alone makes NumPy ask for gigabytes.
+Decoding trusts nothing. The length of an array's bytes, its declared shape and its header must agree before anything is
+decoded. Flower compares none of them, and a forged header makes NumPy allocate gigabytes.
 """
 
 import io
@@ -23,10 +23,10 @@ from isoproto.wire.rounding import FORMATS, RowFormat
 SCHEMA_VERSION = 1
 
 CONFIG, SETTINGS, ARRAYS, MODEL, METRICS = "config", "settings", "arrays", "model", "metrics"
-TEXT_LIMIT = 4096  # characters of a name or reason that a peer may make us store
+TEXT_LIMIT = 4096  # most characters of a name or reason that is taken from a message
 COUNT_LIMIT = 2**40  # more samples than a client can hold
-NUMBER_LIMIT = 3.4e38  # of a loss and the like: what float32 holds, so that a sum over clients is finite too
-# What tensors of a model may be; NumPy knows types that run code or have no fixed size.
+NUMBER_LIMIT = 3.4e38  # largest loss: what float32 holds, so that a sum over clients is finite too
+# Types that tensors of a model may have. Other types of NumPy run code or have no fixed size.
 DTYPES = frozenset({"float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"})
 SCALE = "-scale"  # ends the name of the array that holds the scales of another array's rows
 
@@ -135,7 +135,7 @@ def number_of(metrics: MetricRecord, key: str, low: float = -NUMBER_LIMIT) -> fl
 
 
 def shown(value: object) -> str:
-    """A peer's value for an error text: short, one line, no control characters."""
+    """Return a value from a message as an error text shows it: short, on one line, without control characters."""
     return f"{value!r:.80}"
 
 
@@ -144,12 +144,12 @@ def shown(value: object) -> str:
 
 def write_array(tensor: Tensor, dtype: torch.dtype) -> Array:
     """Encode a tensor."""
-    # Not NumPy's ascontiguousarray, which gives an axis to a tensor that has none.
+    # NumPy's ascontiguousarray would give an axis to a tensor that has none.
     return Array(tensor.detach().to("cpu", dtype).contiguous().numpy())
 
 
 def write_fields(tensors: Mapping[str, Tensor], fields: Mapping[str, Field], dtype: str) -> ArrayRecord:
-    """Encode arrays by the declarations of their fields; those that may be rounded travel in ``dtype``.
+    """Encode arrays as their fields declare them. Fields that may be rounded travel in ``dtype``.
 
     Raises:
         ValueError: If no part declares an array.
@@ -175,25 +175,25 @@ def _stored(field: Field) -> torch.dtype:
     return torch.uint8 if field.dtype == torch.bool else field.dtype
 
 
-def is_there(arrays: ArrayRecord, field: Field) -> bool:
+def is_sent(arrays: ArrayRecord, field: Field) -> bool:
     """Return whether a message holds an array, or the scales of its rows."""
     return field.name in arrays or field.name + SCALE in arrays
 
 
 def array_names(fields: Iterable[Field], form: RowFormat) -> list[str]:
-    """Return which arrays a message may hold: rounded rows have their scales beside them."""
+    """Return the names of the arrays that a message may hold: the fields, and the scales of rounded rows."""
     fields = list(fields)
     return [*(f.name for f in fields), *(f.name + SCALE for f in fields if form.scaled and f.rounded)]
 
 
 def read_field(arrays: ArrayRecord, field: Field, form: RowFormat, sizes: Mapping[str, int]) -> Tensor:
-    """Decode one array; rows of numbers become float32, whatever they travelled in.
+    """Decode one array. Rows that travelled rounded become float32.
 
     Args:
         arrays: The message's arrays.
         field: Declares the array.
         form: How rows travel.
-        sizes: Length of each axis by its letter. ``I`` is read off the array itself.
+        sizes: Length of each axis by its letter. The length of ``I`` is that of the array.
     """
     sizes = {**sizes, "I": _vectors(arrays, field)}
     shape = tuple(sizes[axis] for axis in field.shape.split())
@@ -209,7 +209,7 @@ def read_field(arrays: ArrayRecord, field: Field, form: RowFormat, sizes: Mappin
             f"its numbers, of which the largest must be {form.top}"
         )
     rows = form.restore(numbers, scales)
-    # Rows are rounded one by one, and a relation goes both ways.
+    # A relation is the same in both directions, but its two numbers were rounded in different rows.
     return (rows + rows.T) / 2 if field.symmetric else rows
 
 
@@ -233,7 +233,7 @@ def length_of(arrays: ArrayRecord, name: str, limit: int) -> int:
 
 
 def read_tensor(arrays: ArrayRecord, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Decode one array after its declared shape, its header and its length have been found to agree."""
+    """Decode one array, after checking that its declared shape, its header and its length agree."""
     array = arrays.get(name)
     if array is None:
         raise WireError(f"array '{name}' is missing; arrays: {list(arrays)!r:.200}")
@@ -249,7 +249,7 @@ def read_tensor(arrays: ArrayRecord, name: str, dtype: str, shape: tuple[int, ..
         if version != (1, 0):
             raise ValueError(f"npy version {version}")
         inner_shape, fortran, inner_dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception as err:  # whatever a forged header raises while NumPy parses it
+    except Exception as err:  # a forged header can raise anything while NumPy parses it
         raise WireError(f"array {name!r:.200}: its header cannot be read ({type(err).__name__})") from err
     wanted = np.dtype(dtype).newbyteorder("<")
     offset, length = stream.tell(), math.prod(shape) * wanted.itemsize

@@ -1,4 +1,4 @@
-"""How good a client's own model is: part of a training reply, or a reply of its own."""
+"""The accuracy of a client's own model, in a training reply or in an evaluation reply."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -22,15 +22,16 @@ _EVALUATE_METRICS = (*(f"after-{name}" for name in EVALUATED), "class-correct", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Own-model accuracy on a client's test part.
+    """The accuracy of a client's own model on the client's test samples.
 
     Attributes:
-        correct: Samples that the client's own model gets right by its head.
-        total: Test samples.
-        correct_prototype: Samples right by the nearest global prototype; ``None`` without prototypes.
-        class_correct: ``correct`` by class, ``[C]``.
-        class_total: ``total`` by class, ``[C]``.
-        class_predicted: Test samples by the class that the head gives them, ``[C]``.
+        correct: Test samples that the model's head predicts correctly.
+        total: Number of test samples.
+        correct_prototype: Test samples whose nearest global prototype is that of their class; ``None`` without
+            prototypes.
+        class_correct: Correct samples of each class, ``[C]``.
+        class_total: Test samples of each class, ``[C]``.
+        class_predicted: Test samples that the head predicts to be of each class, ``[C]``.
     """
 
     correct: int
@@ -55,7 +56,7 @@ def write_evaluate_reply(evaluation: Evaluation, broadcast: Broadcast, client: s
 
 
 def evaluation_metrics(moment: str, evaluation: Evaluation) -> dict[str, int]:
-    """Return the metrics of an evaluation, at one moment of a round."""
+    """Return an evaluation as metrics whose names begin with ``moment``: ``before`` or ``after`` training."""
     prototype = evaluation.correct_prototype
     return {
         f"{moment}-correct": evaluation.correct,
@@ -69,7 +70,7 @@ def read_evaluate_reply(content: RecordDict, expected: Expected) -> Evaluation:
 
     Raises:
         SchemaMismatch: If the client speaks another schema version.
-        WireError: On anything else that cannot be.
+        WireError: If anything else in it is impossible.
     """
     check_reply_config(content, expected)
     metrics = record_of(content, METRICS, MetricRecord)
@@ -96,7 +97,7 @@ def read_evaluate_reply(content: RecordDict, expected: Expected) -> Evaluation:
 
 
 def read_evaluation(metrics: MetricRecord, moment: str) -> Evaluation:
-    """Decode and check the metrics of an evaluation, at one moment of a round."""
+    """Decode and check the metrics that :func:`evaluation_metrics` returned."""
     correct = integer_of(metrics, f"{moment}-correct", 0)
     total = integer_of(metrics, f"{moment}-total", 0)
     prototype = integer_of(metrics, f"{moment}-correct-prototype", -1)

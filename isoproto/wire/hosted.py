@@ -1,4 +1,4 @@
-"""Several clients in one message: a simulation's worker answers for some of them, one after the other."""
+"""Put several clients of a simulation into one message, which one worker answers for all of them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,26 +11,26 @@ _FAILURE, _HOSTED = "failure", "hosted"
 
 
 def address(content: RecordDict, clients: Sequence[str]) -> RecordDict:
-    """Return a train or evaluate message that a simulation's worker answers for some clients, one after the other."""
+    """Return a train or evaluate message with the clients that a worker of the simulation answers for."""
     config = ConfigRecord({**record_of(content, CONFIG, ConfigRecord), _HOSTED: [int(client) for client in clients]})
     return RecordDict({**content, CONFIG: config})
 
 
 def join(parts: Mapping[str, RecordDict]) -> RecordDict:
-    """Return one reply that holds the replies of several clients, by client."""
+    """Return one reply that holds the replies of several clients."""
     return RecordDict({f"{client}/{name}": r for client, part in parts.items() for name, r in part.items()})
 
 
 def write_failure(error: BaseException) -> RecordDict:
-    """Encode what a client says instead of a reply, in one that holds those of several."""
+    """Encode a client's failure, which takes the place of its reply among those of other clients."""
     return RecordDict({_FAILURE: ConfigRecord({"reason": f"{type(error).__name__}: {error}"[:TEXT_LIMIT]})})
 
 
 def read_hosted(content: RecordDict) -> list[int]:
-    """Return the partitions that a message wants an answer for; none where a node answers for itself.
+    """Return the partitions that a message wants an answer for; empty if the node answers for itself.
 
     Raises:
-        WireError: If they are no distinct whole numbers.
+        WireError: If they are not whole numbers >= 0.
     """
     hosted = record_of(content, CONFIG, ConfigRecord).get(_HOSTED, [])
     if not isinstance(hosted, list) or not all(type(p) is int and p >= 0 for p in hosted):
@@ -39,10 +39,10 @@ def read_hosted(content: RecordDict) -> list[int]:
 
 
 def split(content: RecordDict, clients: Sequence[str]) -> dict[str, RecordDict]:
-    """Return the replies of several clients that :func:`join` put into one; one may be empty.
+    """Return the replies of several clients that :func:`join` put into one. A missing reply is empty.
 
     Raises:
-        WireError: If it holds anything else.
+        WireError: If it holds the reply of another client.
     """
     parts: dict[str, RecordDict] = {client: RecordDict() for client in clients}
     for name, record in content.items():
@@ -54,6 +54,6 @@ def split(content: RecordDict, clients: Sequence[str]) -> dict[str, RecordDict]:
 
 
 def read_failure(part: RecordDict) -> str:
-    """Return what a client says instead of a reply, or an empty text."""
+    """Return the reason of a client's failure; empty if it did not fail."""
     record = part.get(_FAILURE)
     return str(record.get("reason", "no reason given")) if isinstance(record, ConfigRecord) else ""

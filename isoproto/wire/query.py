@@ -1,4 +1,4 @@
-"""Who is there: the server's question to every node once a run, and the answer."""
+"""The server's question to every node, once a run, which clients it has; and the answer."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ _PARTITION_LIMIT = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What the server asks every node once a run.
+    """The content of the question.
 
     Attributes:
         experiment: Id that client states are filed under; made at the first start, kept by resume.
@@ -49,21 +49,21 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientInfo:
-    """What a client says of itself.
+    """The answer: who a client is, and which data it has.
 
     Attributes:
         client: Stable name: the partition id as text in simulation, else the node's own name.
-        model: Architecture.
-        feature_dim: Feature width d.
-        classes: The class list it labels by.
+        model: Name of its architecture.
+        feature_dim: Feature width d of its model.
+        classes: Names of the classes, in the order of its labels.
         train_counts: Training samples of each class.
         test_counts: Test samples of each class.
         domain: Domain of its data, or empty.
-        partitions: Number of partitions that its node was told of; 0 on a real device.
+        partitions: Number of partitions in the configuration of its node; 0 on a real device.
         fingerprint: Digest of the code that answered.
         folder: Where that code lies on the client.
-        worker: Id of the simulation's worker that answered, which can answer for other clients too; 0 elsewhere.
-        shared: Names, dtypes and shapes of the weights that it would share.
+        worker: Id of the worker of the simulation that answered; 0 outside of a simulation.
+        shared: Names, dtypes and shapes of the weights that it shares in this run.
     """
 
     client: str
@@ -81,7 +81,7 @@ class ClientInfo:
 
 
 def class_digest(classes: Sequence[str]) -> str:
-    """Return 16 hex digits that stand for a class list and its order."""
+    """Return a digest of a class list and its order, 16 hex digits."""
     return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()[:16]
 
 
@@ -115,11 +115,11 @@ def write_client_info(info: ClientInfo) -> RecordDict:
 
 
 def read_query(content: RecordDict) -> Query:
-    """Decode a query, on the client.
+    """Decode a query; the client calls this.
 
     Raises:
         SchemaMismatch: If the server speaks another schema version.
-        WireError: If it is not a query of ours.
+        WireError: If it is no query of this package.
     """
     config = record_of(content, CONFIG, ConfigRecord)
     check_schema(config)
@@ -135,7 +135,7 @@ def read_client_info(content: RecordDict) -> ClientInfo:
 
     Raises:
         SchemaMismatch: If the client speaks another schema version.
-        WireError: If a field is missing or cannot be.
+        WireError: If a field is missing or impossible.
     """
     config = record_of(content, CONFIG, ConfigRecord)
     check_schema(config)
@@ -169,17 +169,18 @@ def read_client_info(content: RecordDict) -> ClientInfo:
 
 
 def read_client_infos(content: RecordDict, clients: int) -> tuple[list[ClientInfo], dict[str, str]]:
-    """Decode and check a node's answer to a query: its client, or in a simulation all that it stands for.
+    """Decode and check a node's answer to a query. In a simulation a node may answer for several clients.
 
     Args:
         content: The answer.
-        clients: Of the simulation, if its nodes stand for several; else 0.
+        clients: Number of clients of the simulation if its nodes answer for several; else 0.
 
     Returns:
-        The clients, and the reasons of those that cannot take part, by name.
+        The clients, and by name the reasons of those that cannot take part.
 
     Raises:
-        WireError: As :func:`read_client_info`; or if a real node wants to be several clients.
+        SchemaMismatch: If a client speaks another schema version.
+        WireError: If a field of a client is missing or impossible, or if a real node answers for several clients.
     """
     if not any("/" in name for name in content):
         return [read_client_info(content)], {}

@@ -1,4 +1,4 @@
-"""Rows of numbers in fewer bytes: float16 or int8, each row with a scale of its own."""
+"""Round rows of numbers to float16 or int8, each row with its scale, so that they take fewer bytes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TINY = 1e-30  # a row of nothing larger is sent as zeros: no scale gets near the end of float32
+TINY = 1e-30  # a row whose largest magnitude is smaller is sent as zeros, so that no scale underflows float32
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
     r"""How a row of numbers travels: :math:`x \approx s q` with one scale :math:`s` for the row.
 
-    With ``int8`` the scale is the largest magnitude over 127 and :math:`q` is the nearest whole number, to even between
-    two: an error of at most :math:`s / 2` in each number. With ``float16`` it is a power of two, so that the largest
-    :math:`|q|` is from 1 to 2: float16 alone loses the digits of numbers below 6e-5, as mean gradients are, and ends
-    at 65504. A row that holds NaN or infinity arrives as NaN, so that whoever reads it can refuse it.
+    With ``int8`` the scale is the largest magnitude over 127, and :math:`q` is the nearest whole number; halves are
+    rounded to even numbers. The error of each number is at most :math:`s / 2`. With ``float16`` the scale is a power of
+    two, so that the largest :math:`|q|` is from 1 to 2. Without a scale, float16 would lose digits of numbers below
+    6e-5, such as mean gradients, and could not hold numbers above 65504. A row that holds NaN or infinity arrives as
+    NaN, and the reader refuses it.
 
     Attributes:
-        name: As in `wire.dtype`.
-        stored: What a number is stored as.
-        top: What the largest magnitude of a row becomes, as an error text says it.
+        name: Value of the setting `wire.dtype`.
+        stored: Type that numbers are stored as.
+        top: Largest magnitude of a rounded row, in the words of an error text.
     """
 
     name: str
@@ -31,7 +32,7 @@ class RowFormat:
 
     @property
     def scaled(self) -> bool:
-        """Whether rows have scales; those in float32 travel as they are."""
+        """Whether rows have scales. Rows in float32 have none and travel as they are."""
         return self.stored != torch.float32
 
     def bytes_of_row(self, width: int) -> int:
@@ -39,7 +40,7 @@ class RowFormat:
         return width * self.stored.itemsize + (4 if self.scaled else 0)
 
     def stretch(self, width: int) -> float:
-        """Return by what part rounding can make a row of ``width`` numbers longer, at most."""
+        """Return the largest share by which rounding can lengthen a row of ``width`` numbers."""
         # Half a step in each number, and a step is at most 1/127 of the row's length.
         return width**0.5 / 254 if self.stored == torch.int8 else 0.0
 
@@ -72,7 +73,7 @@ class RowFormat:
         largest = magnitudes.amax(-1) if numbers.shape[-1] else scales.new_zeros(scales.shape)
         full = largest == 127 if self.stored == torch.int8 else (largest >= 1) & (largest <= 2)
         proper = torch.where(scales == 0, largest == 0, (scales > 0) & full)
-        # What is not finite is for the reader to refuse, who knows which rows are read at all.
+        # Numbers that are not finite are left to the reader, who knows which rows are read at all.
         return ~proper & scales.isfinite() & largest.isfinite()
 
 

@@ -1,6 +1,6 @@
-"""What a client sends after local training.
+"""The reply that a client sends after local training.
 
-The arrays follow from the declarations of the parts (``isoproto.parts``): a new array is a new ``Field`` there.
+The arrays follow from the declarations of the parts (``isoproto.parts``). To add an array, add a ``Field`` to a part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from isoproto.wire.codec import (
     array_names,
     check_names,
     integer_of,
-    is_there,
+    is_sent,
     length_of,
     number_of,
     read_field,
@@ -42,25 +42,25 @@ _MEANS = (
     Field(name="count", shape="P", dtype=torch.int64),
 )
 UP: dict[str, Field] = {f.name: f for f in (*_MEANS, *(f for part in PARTS for f in part.up))}
-"""Arrays that a client may send, in order: its class means, and what parts add."""
+"""The arrays that a client may send, in their order in a message: its class means, and what parts add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainReply:
-    """What a client sends after local training.
+    """The content of a training reply.
 
     Attributes:
-        contribution: Class means of the classes it holds.
+        means: Class means of the classes that the client holds.
         scatter: Mean squared distance of a feature from its class mean, >= 0.
-        shared: Its weights by name, if the strategy shares some.
+        shared: The client's weights by name; empty unless the run shares weights.
         losses: Mean loss terms of the last epoch by name; the names are the run's ``reported_terms``.
-        before: Accuracy before training, with what the server sent installed.
+        before: Accuracy before training, with the server's weights installed.
         after: Accuracy after training.
         seconds: Time the client spent on the message.
-        arrays: Rows that parts send, by the names of their fields; the first axis is that of ``contribution``.
+        arrays: Rows that parts send, by the names of their fields; the first axis is that of ``means``.
     """
 
-    contribution: ClassRows
+    means: ClassRows
     scatter: float
     losses: Mapping[str, float]
     before: Evaluation
@@ -71,8 +71,8 @@ class TrainReply:
 
 
 def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> RecordDict:
-    """Encode what a client sends after training on ``broadcast``."""
-    sent = reply.contribution
+    """Encode the reply of a client that has trained on ``broadcast``."""
+    sent = reply.means
     arrays = {"class-ids": sent.class_ids, "proto": sent.rows, "count": sent.counts, **reply.arrays}
     content = RecordDict(
         {
@@ -98,7 +98,7 @@ def write_train_reply(reply: TrainReply, broadcast: Broadcast, client: str) -> R
 def payload_bytes(reply: TrainReply, dtype: str = "float32") -> int:
     """Return the payload of a reply's rows in bytes: ids, rows with their scales, and counts, without any framing."""
     form = FORMATS[dtype]
-    sent = reply.contribution
+    sent = reply.means
     tensors = {"class-ids": sent.class_ids, "proto": sent.rows, "count": sent.counts, **reply.arrays}
     return sum(_bytes_of(tensor, UP[name], form) for name, tensor in tensors.items())
 
@@ -110,11 +110,11 @@ def _bytes_of(tensor: Tensor, declared: Field, form: RowFormat) -> int:
 
 
 def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
-    """Decode and check a training reply: schema, round, arrays, finiteness, classes, counts, norms.
+    """Decode a training reply, and check its schema, round, arrays, finiteness, classes, counts and norms.
 
     Raises:
         SchemaMismatch: If the client speaks another schema version.
-        WireError: On anything else that cannot be; the text names the array or metric.
+        WireError: If anything else in it is impossible. The text names the array or metric.
     """
     check_reply_config(content, expected)
     arrays = record_of(content, ARRAYS, ArrayRecord)
@@ -136,7 +136,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     _check_declared(ids, counts, samples, expected.train_counts)
     shared = read_shared(content, expected.shared)
     return TrainReply(
-        contribution=ClassRows(ids, means, counts, samples),
+        means=ClassRows(ids, means, counts, samples),
         scatter=number_of(metrics, "scatter", 0.0),
         losses={name: number_of(metrics, f"loss-{name}") for name in expected.terms},
         before=read_evaluation(metrics, "before"),
@@ -156,7 +156,7 @@ def _check_rows(ids: Tensor, means: Tensor, counts: Tensor, expected: Expected) 
         raise WireError(f"array 'class-ids': expected strictly increasing ids, got {ids.tolist()!r:.200}")
     if len(counts) and (int(counts.min()) < 1 or int(counts.max()) > COUNT_LIMIT):
         raise WireError(f"array 'count': expected 1..{COUNT_LIMIT}, got {counts.tolist()!r:.200}")
-    # In float64: the square of a float32 beyond 1e19 is infinite.
+    # In float32 the square of a number beyond 1e19 is infinite, so norms are computed in float64.
     norms = means.double().norm(dim=1)
     if len(norms) and float(norms.max()) > expected.max_norm:
         worst = int(norms.argmax())
@@ -174,24 +174,24 @@ def _check_declared(ids: Tensor, counts: Tensor, samples: int, declared: Sequenc
         worst = int(more.nonzero()[0])
         class_id = int(ids[worst])
         raise MoreSamples(
-            f"array 'count': {int(counts[worst])} samples of class {class_id}, told were {declared[class_id]}"
+            f"array 'count': {int(counts[worst])} samples of class {class_id}, the client declared {declared[class_id]}"
         )
     if samples > sum(declared):
-        raise MoreSamples(f"metric 'samples': {samples}, told were {sum(declared)}")
+        raise MoreSamples(f"metric 'samples': {samples}, the client declared {sum(declared)}")
 
 
 def _read_rows(
     arrays: ArrayRecord, ids: Tensor, shared: Mapping[str, Tensor], expected: Expected, sizes: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """Decode and check the rows that parts send; fields of one group come together."""
+    """Decode and check the rows that parts send. Fields of one group must come together."""
     form = FORMATS[expected.dtype]
     parts = [f for f in UP.values() if f not in _MEANS]
-    there = [f for f in parts if is_there(arrays, f)]
-    groups = {f.together for f in there} - {""}
-    for declared in there:
+    came = [f for f in parts if is_sent(arrays, f)]
+    groups = {f.together for f in came} - {""}
+    for declared in came:
         if declared.name not in expected.limits:
             raise WireError(f"the reply carries {declared.noun or declared.name}, but this strategy uses none")
-    rows = {f.name: read_field(arrays, f, form, sizes) for f in parts if f in there or f.together in groups}
+    rows = {f.name: read_field(arrays, f, form, sizes) for f in parts if f in came or f.together in groups}
     for name, tensor in rows.items():
         _check_lengths(UP[name], tensor, ids, shared, expected)
     return rows
@@ -200,7 +200,7 @@ def _read_rows(
 def _check_lengths(
     declared: Field, rows: Tensor, ids: Tensor, shared: Mapping[str, Tensor], expected: Expected
 ) -> None:
-    """Refuse rows that are not finite, or longer than honest ones can be."""
+    """Refuse rows that are not finite, or that are longer than an honest client's can be."""
     if not bool(torch.isfinite(rows).all()):
         raise WireError(
             f"array '{declared.name}' holds NaN or infinity, shape {tuple(rows.shape)}; the model has diverged"

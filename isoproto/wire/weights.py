@@ -1,4 +1,4 @@
-"""Weights in a reply, checked before they can spoil the average for all other clients."""
+"""Read the weights in a reply, and refuse weights that would spoil the average for all other clients."""
 
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
@@ -13,8 +13,8 @@ from isoproto.wire.codec import (
     record_of,
 )
 
-# Root mean square of a weight tensor, of running means, and of deviations in running variances. Networks' are about 1;
-# far above, the average makes the others' training diverge.
+# Largest root mean square of a weight tensor, of running means, and of the roots of running variances. Networks have
+# about 1. Far larger weights make the training of all clients diverge.
 _WEIGHT_LIMIT = 100.0
 
 
@@ -36,7 +36,7 @@ def read_shared(content: RecordDict, spec: Spec) -> dict[str, Tensor]:
 
 
 def _check_size(name: str, weights: Tensor) -> None:
-    """Refuse what no network has and what would spoil the average for all others."""
+    """Refuse weights larger than those of any network, and negative variances."""
     if not weights.is_floating_point():
         if weights.numel() and max(abs(int(weights.min())), abs(int(weights.max()))) > COUNT_LIMIT:
             raise WireError(f"array {name!r:.200} among the shared weights: expected numbers up to {COUNT_LIMIT}")

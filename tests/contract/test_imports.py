@@ -1,4 +1,4 @@
-"""Imports go one way (design.md, section 1): the contracts of pyproject.toml, checked by import-linter."""
+"""Imports go one way: import-linter checks the contracts of pyproject.toml."""
 
 import subprocess
 import sys

@@ -37,7 +37,7 @@ WEIGHTS = {"head.weight": torch.ones(C, D), "base.bn.num_batches_tracked": torch
 def reply(value=1.0, ids=(0, 1, 2), samples=None, **changes):
     counts = torch.tensor([5] * len(ids), dtype=torch.int64)
     values = {
-        "contribution": ClassRows(
+        "means": ClassRows(
             torch.tensor(ids, dtype=torch.int64), torch.full((len(ids), D), value), counts, samples or int(counts.sum())
         ),
         "scatter": 0.5,
@@ -108,7 +108,7 @@ def bad_schema(broadcast, client):
 
 def wrong_width(broadcast, client):
     contribution = ClassRows(torch.tensor([0]), torch.ones(1, D + 1), torch.tensor([5]), 5)
-    return wire.write_train_reply(reply(contribution=contribution), broadcast, client)
+    return wire.write_train_reply(reply(means=contribution), broadcast, client)
 
 
 def without(loss):

@@ -13,9 +13,9 @@ SETTINGS = {"models": "mlp,tiny_cnn", "batch-size": 10}
 def sizes(monkeypatch):
     """How many clients each program trained."""
     seen = []
-    train = client_app.local_round.train_cohort
+    train = client_app.local_round.train_together
     monkeypatch.setattr(
-        client_app.local_round, "train_cohort", lambda m, jobs, s: seen.append(len(jobs)) or train(m, jobs, s)
+        client_app.local_round, "train_together", lambda m, jobs, s: seen.append(len(jobs)) or train(m, jobs, s)
     )
     return seen
 
@@ -67,7 +67,7 @@ def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
 
 @pytest.mark.usefixtures("_one_worker")
 def test_a_program_that_fails_is_the_failure_of_its_clients(federation, monkeypatch):
-    train, calls = client_app.local_round.train_cohort, []
+    train, calls = client_app.local_round.train_together, []
 
     def breaks(model, members, settings):
         calls.append(len(members))
@@ -75,7 +75,7 @@ def test_a_program_that_fails_is_the_failure_of_its_clients(federation, monkeypa
             raise RuntimeError("no memory")
         return train(model, members, settings)
 
-    monkeypatch.setattr(client_app.local_round, "train_cohort", breaks)
+    monkeypatch.setattr(client_app.local_round, "train_together", breaks)
     run = federation.run(settings=SETTINGS)
     assert set(run.failures().values()) == {"the client failed: RuntimeError: no memory"}
     assert len(run.failures()) == 2

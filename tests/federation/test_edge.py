@@ -153,7 +153,7 @@ def test_gradients_are_never_of_fewer_samples_than_the_node_allows(federation, s
             server_round=1,
             frame=client.config.frame,
             arrays={},
-            own=None,
+            own_means=None,
             num_classes=client.num_classes,
             feature_dim=client.spec.feature_dim,
         )

@@ -522,7 +522,7 @@ def test_more_samples_than_told_are_refused_and_the_client_asked_anew(federation
     grid = federation.grid((altered(more_samples), When("train", [2], [1])))
     run = federation.run(grid)
     assert list(run.failures()) == [(2, "1")]
-    assert "told were" in run.failures()[2, "1"]
+    assert "the client declared" in run.failures()[2, "1"]
     assert clients(run, 3) == ["0", "1", "2", "3"]
     assert [client for kind, _, client in grid.sent if kind == "query"] == [0, 1, 2, 3, 1]
 

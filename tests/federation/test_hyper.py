@@ -201,9 +201,9 @@ def test_a_client_sees_the_server_through_the_means_of_the_model_it_tests(federa
     test, seen = client_app.local_round.evaluate_model, []
 
     def spy(model, data, view):
-        if view.own is not None:
-            fresh = client_app.local_round.own_means(client_app.local_round.statistics_of(model, data), data)
-            seen.append(torch.equal(view.own.means, fresh.means))
+        if view.own_means is not None:
+            fresh = client_app.local_round.own_means_of(client_app.local_round.statistics_of(model, data), data)
+            seen.append(torch.equal(view.own_means.means, fresh.means))
         return test(model, data, view)
 
     monkeypatch.setattr("client_app.local_round.evaluate_model", spy)

@@ -153,7 +153,7 @@ def test_a_class_that_no_whole_batch_has_is_not_sent(federation):
     assert (run.failures(), rows["1"]) == ({}, 3)
 
 
-# Who is evaluated (design.md, section 3)
+# Who is evaluated
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(1, [0, 1, 2, 3]), (2, [0, 2, 3]), (5, [0, 3])])

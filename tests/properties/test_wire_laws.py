@@ -61,7 +61,7 @@ def contributions(draw: st.DrawFn, classes: int, width: int) -> ClassRows:
 def test_a_training_reply_is_read_as_it_was_written(data, classes, width):
     evaluation = data.draw(evaluations(classes))
     reply = wire.TrainReply(
-        contribution=data.draw(contributions(classes, width)),
+        means=data.draw(contributions(classes, width)),
         scatter=data.draw(st.floats(0, 1e38)),
         losses={name: data.draw(st.floats(-1e38, 1e38)) for name in reported_terms(())},
         before=wire.Evaluation(correct=0, total=evaluation.total),
@@ -78,10 +78,10 @@ def test_a_training_reply_is_read_as_it_was_written(data, classes, width):
         feature_dim=width,
     )
     read = wire.read_train_reply(sent(wire.write_train_reply(reply, broadcast, name)), expected)
-    assert torch.equal(read.contribution.class_ids, reply.contribution.class_ids)
-    assert torch.equal(read.contribution.rows, reply.contribution.rows)
-    assert torch.equal(read.contribution.counts, reply.contribution.counts)
-    assert read.contribution.samples == reply.contribution.samples
+    assert torch.equal(read.means.class_ids, reply.means.class_ids)
+    assert torch.equal(read.means.rows, reply.means.rows)
+    assert torch.equal(read.means.counts, reply.means.counts)
+    assert read.means.samples == reply.means.samples
     assert (read.scatter, read.seconds, read.losses) == (reply.scatter, reply.seconds, reply.losses)
     assert (read.after.correct, read.after.total, read.after.correct_prototype) == (
         evaluation.correct,
@@ -169,7 +169,7 @@ BROADCAST = wire.Broadcast(
     shared={"head.bias": torch.zeros(4), "base.count": torch.tensor(3)},
 )
 REPLY = wire.TrainReply(
-    contribution=ClassRows(torch.tensor([0, 2]), torch.ones(2, 3), torch.tensor([5, 6]), 11),
+    means=ClassRows(torch.tensor([0, 2]), torch.ones(2, 3), torch.tensor([5, 6]), 11),
     scatter=0.0,
     losses=dict.fromkeys(reported_terms(()), 0.0),
     before=wire.Evaluation(correct=1, total=2),

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from client_app import batched
-from client_app.batched import PAYS, Member, pays, stackable, train_cohort
+from client_app import batched, stacked
+from client_app.batched import FASTER_TOGETHER, Member, train_together, trains_faster_together
+from client_app.stacked import stackable
 from client_app.training import LocalSettings, train
 from isoproto.data import ClientData
 from isoproto.losses import LOSSES
@@ -31,7 +32,7 @@ SIZES = (10, 9, 16, 1, 25, 2, 7)
 # One with so much more that the others' weights are left behind on the way, twice.
 UNEVEN = (70, 6, 4, 30, 5, 3)
 # Every layer in ``LAYERS``; `cnn` has max-pools and paddings.
-NAMES = ("cnn", *PAYS)
+NAMES = ("cnn", *FASTER_TOGETHER)
 CPU = torch.device("cpu")
 
 
@@ -78,7 +79,7 @@ def assert_as_one_by_one(name, *terms, sizes=SIZES, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
     found = clients(name, sizes)
     shape = create_model(name, SPEC, seed=99)
-    together = train_cohort(shape, members(found, *terms), settings)
+    together = train_together(shape, members(found, *terms), settings)
     assert len(together) == len(found)
     for i, ((model, own), got) in enumerate(zip(found, together, strict=True)):
         start = {key: tensor.detach().clone() for key, tensor in model.named_parameters()}
@@ -114,13 +115,13 @@ def test_by_every_optimiser(optimizer, momentum, sizes):
 def test_who_has_much_more_goes_on_without_the_others(optimizer, monkeypatch):
     """Not a bit changes; what the optimiser moves in each step is what is left."""
     sizes, settings = [], dataclasses.replace(SETTINGS, optimizer=optimizer)
-    narrowed = batched._Stack.narrowed
-    monkeypatch.setattr(batched._Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
+    narrowed = stacked.Stack.narrowed
+    monkeypatch.setattr(stacked.Stack, "narrowed", lambda *words: sizes.append(words[1]) or narrowed(*words))
     found, shape = clients("mlp", UNEVEN), create_model("mlp", SPEC, 9)
-    together = train_cohort(shape, members(found, alignment("gcsa")), settings)
+    together = train_together(shape, members(found, alignment("gcsa")), settings)
     assert sizes == [2, 1]
     monkeypatch.setattr(batched, "_STEPS_LEFT", 10**9)
-    for one, other in zip(together, train_cohort(shape, members(found, alignment("gcsa")), settings), strict=True):
+    for one, other in zip(together, train_together(shape, members(found, alignment("gcsa")), settings), strict=True):
         assert one.losses == other.losses
         assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
     assert sizes == [2, 1]
@@ -148,7 +149,7 @@ def test_fixed_batches(source):
     assert_as_one_by_one("mlp", alignment("mse"), proto_source=source, batches="fixed")
 
 
-@pytest.mark.parametrize("name", PAYS)
+@pytest.mark.parametrize("name", FASTER_TOGETHER)
 def test_one_client(name):
     assert_as_one_by_one(name, sizes=(13,))
 
@@ -162,10 +163,10 @@ def test_who_trains_beside_whom_does_not_change_a_bit(name, optimizer, monkeypat
         clients(name),
         create_model(name, SPEC, 9),
     )
-    together = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
+    together = train_together(shape, members(found, alignment("gcsa"), anchoring()), settings)
     for most in (1, 3):
-        monkeypatch.setattr(batched, "TOGETHER", most)
-        apart = train_cohort(shape, members(found, alignment("gcsa"), anchoring()), settings)
+        monkeypatch.setattr(batched, "MOST_TOGETHER", most)
+        apart = train_together(shape, members(found, alignment("gcsa"), anchoring()), settings)
         for one, other in zip(together, apart, strict=True):
             assert one.losses == other.losses
             assert all(torch.equal(one.parameters[key], other.parameters[key]) for key in one.parameters)
@@ -175,9 +176,9 @@ def test_a_client_that_diverges_takes_nobody_along():
     found = clients("mlp", (10, 10, 10))
     with torch.no_grad():
         found[1][0].head.weight.fill_(torch.inf)
-    first, broken, last = train_cohort(found[0][0], members(found), SETTINGS)
+    first, broken, last = train_together(found[0][0], members(found), SETTINGS)
     assert not all(bool(tensor.isfinite().all()) for tensor in broken.parameters.values())
-    alone = train_cohort(found[0][0], members(found)[:1], SETTINGS)[0]
+    alone = train_together(found[0][0], members(found)[:1], SETTINGS)[0]
     assert first.losses == alone.losses
     assert all(bool(tensor.isfinite().all()) for tensor in last.parameters.values())
 
@@ -185,7 +186,7 @@ def test_a_client_that_diverges_takes_nobody_along():
 def test_members_are_only_read():
     found = clients("tiny_cnn", (10, 7))
     before = [{key: tensor.clone() for key, tensor in model.state_dict().items()} for model, _ in found]
-    train_cohort(found[0][0], members(found), SETTINGS)
+    train_together(found[0][0], members(found), SETTINGS)
     for (model, _), tensors in zip(found, before, strict=True):
         assert all(torch.equal(tensor, tensors[key]) for key, tensor in model.state_dict().items())
 
@@ -193,7 +194,7 @@ def test_members_are_only_read():
 # Who may
 
 
-@pytest.mark.parametrize("name", sorted(PAYS))
+@pytest.mark.parametrize("name", sorted(FASTER_TOGETHER))
 @pytest.mark.parametrize("channels", [1, 3])
 def test_whoever_is_in_the_table_can_be_stacked(name, channels):
     assert stackable(create_model(name, dataclasses.replace(SPEC, channels=channels), seed=0))
@@ -219,15 +220,15 @@ def test_neither_can_layers_of_another_kind(layer):
 
 
 def test_where_it_pays():
-    assert pays("mlp", 10, 1024, CPU)
-    assert not pays("mlp", 10, 1024, torch.device("cuda"))
-    assert not pays("mlp", 32, 1024, CPU)
-    assert not pays("cnn", 10, 1024, CPU)
+    assert trains_faster_together("mlp", 10, 1024, CPU)
+    assert not trains_faster_together("mlp", 10, 1024, torch.device("cuda"))
+    assert not trains_faster_together("mlp", 32, 1024, CPU)
+    assert not trains_faster_together("cnn", 10, 1024, CPU)
 
 
 def test_where_patches_of_large_pictures_cost_more_than_operations():
     """At 224x224 the tiny CNN took 2.7 times as long together, at 64x64 four fifths."""
-    assert pays("tiny_cnn", 10, 64 * 64, CPU)
-    assert not pays("tiny_cnn", 16, 64 * 64, CPU)
-    assert not pays("tiny_cnn", 10, 224 * 224, CPU)
-    assert pays("mlp", 10, 224 * 224, CPU)
+    assert trains_faster_together("tiny_cnn", 10, 64 * 64, CPU)
+    assert not trains_faster_together("tiny_cnn", 16, 64 * 64, CPU)
+    assert not trains_faster_together("tiny_cnn", 10, 224 * 224, CPU)
+    assert trains_faster_together("mlp", 10, 224 * 224, CPU)

@@ -30,7 +30,7 @@ def sent(ids, logits, count=9):
 
 
 def view(arrays):
-    return View(client="0", server_round=2, frame="shared", arrays=arrays, own=None, num_classes=C, feature_dim=D)
+    return View(client="0", server_round=2, frame="shared", arrays=arrays, own_means=None, num_classes=C, feature_dim=D)
 
 
 def by_loops(logits, labels, targets, present):

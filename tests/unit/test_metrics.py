@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from isoproto.client_names import client_order
 from isoproto.runs.metrics import accuracy_history, accuracy_summary, summarise
 
-E16 = [31, 42, 50, 55, 60, 61, 70, 72, 80, 95, 33, 44, 52, 56, 63, 66, 71, 75, 82, 90]  # per cent, algorithms.md 8.10
+E16 = [31, 42, 50, 55, 60, 61, 70, 72, 80, 95, 33, 44, 52, 56, 63, 66, 71, 75, 82, 90]  # per cent
 
 
 def evaluation(round_, **correct):

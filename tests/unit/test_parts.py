@@ -64,7 +64,7 @@ def view_of(config):
         server_round=2,
         frame=config.frame,
         arrays={name: array for part in parts for name, array in part.downlink(state).items()},
-        own=OwnMeans(randn(C, D, seed=1), torch.full((C,), 3), 0.1),
+        own_means=OwnMeans(randn(C, D, seed=1), torch.full((C,), 3), 0.1),
         num_classes=C,
         feature_dim=D,
         modules={part.owns: nn.Linear(D, C) for part in parts if part.owns},

@@ -33,7 +33,7 @@ def view_of(config, others=0, own=0):
         server_round=2,
         frame=config.frame,
         arrays={name: array for part in parts_of(config) for name, array in part.downlink(state).items()},
-        own=OwnMeans(rows(100 + own), torch.tensor([3, 3, 3, 0]), 0.1),
+        own_means=OwnMeans(rows(100 + own), torch.tensor([3, 3, 3, 0]), 0.1),
         num_classes=C,
         feature_dim=D,
     )

@@ -18,7 +18,7 @@ from isoproto.errors import MoreSamples, SchemaMismatch, WireError
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.parts import PARTS, Field, Part, ServerState, reported_terms
 from isoproto.parts.base import Limit, LimitOf
-from isoproto.parts.gradients import Head
+from isoproto.parts.gradients import GradientHead
 from isoproto.wire.broadcast import DOWN
 from isoproto.wire.train_reply import UP
 from tests.fakes import add_part
@@ -57,7 +57,7 @@ def sent(content: RecordDict) -> RecordDict:
 
 def train_reply(**changes: Any) -> wire.TrainReply:
     values: dict[str, Any] = {
-        "contribution": ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
+        "means": ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor([9, 4]), samples=13),
         "scatter": 0.25,
         "losses": dict.fromkeys(reported_terms(()), 0.5),
         "before": wire.Evaluation(correct=2, total=8),
@@ -159,10 +159,10 @@ def test_a_broadcast_of_settings_alone_holds_no_arrays():
 
 def test_train_reply_arrives_as_it_was_sent():
     reply = read(reply_content())
-    assert torch.equal(reply.contribution.class_ids, torch.tensor([0, 2]))
-    assert torch.equal(reply.contribution.rows, MEANS)
-    assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
-    assert reply.contribution.samples == 13
+    assert torch.equal(reply.means.class_ids, torch.tensor([0, 2]))
+    assert torch.equal(reply.means.rows, MEANS)
+    assert torch.equal(reply.means.counts, torch.tensor([9, 4]))
+    assert reply.means.samples == 13
     assert (reply.scatter, reply.seconds, reply.losses) == (0.25, 0.75, dict.fromkeys(reported_terms(()), 0.5))
     assert reply.before == wire.Evaluation(correct=2, total=8)
     assert reply.after == wire.Evaluation(correct=5, total=8, correct_prototype=6)
@@ -181,8 +181,8 @@ def test_whole_number_scalars_keep_their_shape():
 
 def test_reply_without_rows_is_welcome():
     none = torch.zeros(0, dtype=torch.int64)
-    reply = read(reply_content(contribution=ClassRows(none, torch.zeros(0, 3), none, samples=0)))
-    assert reply.contribution.rows.shape == (0, 3)
+    reply = read(reply_content(means=ClassRows(none, torch.zeros(0, 3), none, samples=0)))
+    assert reply.means.rows.shape == (0, 3)
 
 
 def test_evaluation_arrives_as_it_was_sent():
@@ -262,18 +262,18 @@ def test_wrong_value_is_refused(record, key, value, told):
 @pytest.mark.parametrize(
     ("counts", "samples", "told"),
     [
-        ((10, 4), 14, r"array 'count': 10 samples of class 0, told were 9"),
-        ((9, 2**39), 2**40, r"array 'count': 549755813888 samples of class 2, told were 4"),
-        ((9, 4), 16, r"metric 'samples': 16, told were 15"),
+        ((10, 4), 14, r"array 'count': 10 samples of class 0, the client declared 9"),
+        ((9, 2**39), 2**40, r"array 'count': 549755813888 samples of class 2, the client declared 4"),
+        ((9, 4), 16, r"metric 'samples': 16, the client declared 15"),
     ],
 )
 def test_more_samples_than_the_client_told_of_are_refused(counts, samples, told):
     """Its counts are its weight in the averages. Fewer are fine: what is of small classes is not sent."""
     expected = dataclasses.replace(EXPECTED, train_counts=(9, 2, 4, 0))
-    assert read(reply_content(), expected).contribution.samples == 13
+    assert read(reply_content(), expected).means.samples == 13
     contribution = ClassRows(torch.tensor([0, 2]), MEANS, torch.tensor(counts), samples)
     with pytest.raises(MoreSamples, match=told):
-        read(reply_content(contribution=contribution), expected)
+        read(reply_content(means=contribution), expected)
 
 
 @pytest.mark.parametrize("schema", [0, 2, "1", None])
@@ -396,21 +396,21 @@ def test_norm_is_not_fooled_by_overflow():
 
 
 def test_row_at_the_limit_is_welcome():
-    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).contribution.rows[0, 0] == 100
+    assert read(with_rows([[100, 0, 0], [0, 0, -100]])).means.rows[0, 0] == 100
 
 
 def test_values_at_their_limits_are_welcome():
     counts = torch.tensor([1, 2**40 - 1])
     reply = read(
         reply_content(
-            contribution=ClassRows(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
+            means=ClassRows(torch.tensor([0, 3]), MEANS, counts, samples=2**40),
             scatter=0.0,
             seconds=0.0,
             before=wire.Evaluation(correct=0, total=0, correct_prototype=0),
             after=wire.Evaluation(correct=8, total=8, correct_prototype=8),
         )
     )
-    assert torch.equal(reply.contribution.counts, counts)
+    assert torch.equal(reply.means.counts, counts)
     assert (reply.before.correct_prototype, reply.after.correct_prototype) == (0, 8)
     one = dataclasses.replace(
         INFO, classes=("x" * 4096,), train_counts=(0,), test_counts=(0,), shared={"w": ("float32", (0, 3))}
@@ -422,7 +422,7 @@ def test_order_of_storage_is_no_matter_to_an_array_with_one_axis():
     content = reply_content()
     data = npy(header((2,), "<i8", fortran=True), np.array([9, 4], "<i8").tobytes())
     content["arrays"]["count"] = Array("int64", (2,), "numpy.ndarray", data)
-    assert read(sent(content)).contribution.counts.tolist() == [9, 4]
+    assert read(sent(content)).means.counts.tolist() == [9, 4]
 
 
 # Refusals of forged arrays: declared shape, header and length must agree before anything is decoded.
@@ -495,14 +495,14 @@ def test_rows_arrive_within_half_a_step(dtype, error):
     limits = {"grad": no_longer_than(1.0), "grad-weight": None, "grad-bias": None}
     reply = read(content, rounding(dtype, limits=limits, max_norm=1e5))
     for sent_rows, came in (
-        (MEANS, reply.contribution.rows),
+        (MEANS, reply.means.rows),
         (1e-5 * MEANS, reply.arrays["grad"]),
         (weight, reply.arrays["grad-weight"]),
     ):
         assert came.dtype == torch.float32
         assert ((came - sent_rows).abs() <= 1.0001 * error * sent_rows.abs().amax(-1, keepdim=True)).all()
     assert torch.equal(reply.arrays["grad-bias"], bias)
-    assert torch.equal(reply.contribution.counts, torch.tensor([9, 4]))
+    assert torch.equal(reply.means.counts, torch.tensor([9, 4]))
     stored = {name: array.dtype for name, array in content["arrays"].items()}
     assert (stored["proto"], stored["grad"], stored["grad-weight"], stored["grad-bias"]) == (*[dtype] * 3, "float32")
 
@@ -555,7 +555,7 @@ def test_a_rounded_row_that_is_not_finite_is_refused(dtype, bad):
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, bad, 6.0]])
     held = ClassRows(torch.tensor([0, 2]), means, torch.tensor([9, 4]), samples=13)
     with pytest.raises(WireError, match=r"array 'proto' holds NaN or infinity, shape \(2, 3\)"):
-        read(rounded(dtype, contribution=held), rounding(dtype))
+        read(rounded(dtype, means=held), rounding(dtype))
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -624,10 +624,10 @@ def test_a_gradient_at_its_limit_may_be_rounded_up():
     held = ClassRows(torch.tensor([1]), row, torch.tensor([4]), samples=4)
     limits = {"grad": no_longer_than(float(row.norm()))}
     expected = rounding("int8", feature_dim=512, max_norm=1e3, limits=limits)
-    reply = read(rounded("int8", contribution=held, arrays={"grad": row}), expected)
+    reply = read(rounded("int8", means=held, arrays={"grad": row}), expected)
     assert float(reply.arrays["grad"].norm()) > float(row.norm())
     with pytest.raises(WireError, match="no gradient through its head is longer"):
-        read(rounded("int8", contribution=held, arrays={"grad": 1.2 * row}), expected)
+        read(rounded("int8", means=held, arrays={"grad": 1.2 * row}), expected)
 
 
 def test_a_wire_dtype_nobody_knows_is_refused():
@@ -897,7 +897,7 @@ def test_gradients_that_cannot_be_are_refused(gradients, expected, reason):
 
 def test_gradients_are_no_longer_than_the_head_beside_them_allows():
     head = {"head.weight": torch.full((4, 3), 0.1), "head.bias": torch.zeros(4)}
-    limit_of = Head(kind="shared", early=False, seed=0).limit(ServerState.start(4, 3))
+    limit_of = GradientHead(kind="shared", early=False, seed=0).limit(ServerState.start(4, 3))
     expected = dataclasses.replace(EXPECTED, limits={"grad": limit_of}, shared=wire.tensor_spec(head))
     limit = 2 * math.sqrt(3) * 0.1
     assert "grad" in read(reply_content(arrays={"grad": GRADIENTS}, shared=head), expected).arrays
@@ -1043,7 +1043,7 @@ def test_a_declared_row_at_its_limit_may_be_rounded_up_however_wide_it_is(monkey
     row[0, 0] = 127.0
     held = ClassRows(torch.tensor([1]), torch.ones(1, 3), torch.tensor([4]), samples=4)
     expected = rounding("int8", num_classes=512, limits={"extra-wide": no_longer_than(float(row.norm()))})
-    found = read(rounded("int8", contribution=held, arrays={"extra-wide": row}), expected).arrays["extra-wide"]
+    found = read(rounded("int8", means=held, arrays={"extra-wide": row}), expected).arrays["extra-wide"]
     assert float(found.norm()) > float(row.norm())
 
 
@@ -1073,7 +1073,7 @@ def test_a_declared_mask_says_which_rows_are_read(extra):
 def test_a_reply_without_rows_holds_declared_arrays_without_rows(extra):
     none = torch.zeros(0, dtype=torch.int64)
     arrays = {name: tensor[:0] for name, tensor in EXTRA_UP.items()}
-    reply = read(reply_content(contribution=ClassRows(none, torch.zeros(0, 3), none, 0), arrays=arrays), extra)
+    reply = read(reply_content(means=ClassRows(none, torch.zeros(0, 3), none, 0), arrays=arrays), extra)
     assert {name: tensor.shape for name, tensor in reply.arrays.items()} == {n: t.shape for n, t in arrays.items()}
 
 
@@ -1099,7 +1099,7 @@ def test_arrays_of_one_shape_are_told_apart_by_name(monkeypatch, dtype):
         there = wire.read_broadcast(messages[0], num_classes=4, feature_dim=3).arrays
         back = read(messages[1], expected)
         torch.testing.assert_close({**there, **back.arrays}, {**down, **up})
-        assert ((back.contribution.rows - MEANS).abs() < 0.02).all()
+        assert ((back.means.rows - MEANS).abs() < 0.02).all()
 
     messages = written()
     monkeypatch.setattr("isoproto.wire.broadcast.DOWN", dict(reversed(DOWN.items())))

@@ -95,7 +95,7 @@ if "ISOPROTO_PARTS" in os.environ:
             (store.ClientStore, "load", "model is read from disk"),
             (store.ClientStore, "prepare", "model is copied for the disk"),
             (local_round, "train", "training"),
-            (local_round, "train_cohort", "training"),
+            (local_round, "train_together", "training"),
             (local_round, "extract", "class statistics"),
             (local_round, "statistics_of", "class statistics"),
             (local_round, "evaluate_model", "evaluation"),
