@@ -42,7 +42,7 @@ class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folders):
-    """The settings of one run. Each is documented where it is declared, in ``isoproto.settings``; see docs/settings.md."""
+    """The settings of one run. Each is documented where it is declared, in ``isoproto.settings``."""
 
     @classmethod
     def from_mapping(
