@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from client_app.batched import Member, Trained, train_together, trains_faster_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
-from client_app.own_model import accuracy_note, open_model, shared_weights, state_to_save
+from client_app.own_model import accuracy_note, open_model, shared_weights, skeleton, state_to_save
+from client_app.stacked import stackable
 from client_app.training import LocalSettings, Statistics, extract, train
 from isoproto import wire
 from isoproto.config import RunConfig
@@ -102,12 +103,12 @@ def trains_batched(client: Client) -> bool:
         config.cohort == "on"
         and config.augment == "none"
         and config.amp == "off"
-        and not client.spec.head.hidden
         and trains_faster_together(
             client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device
         )
         and len(client.data.train_y) > 0
         and not any(part.owns for part in client.parts)
+        and stackable(skeleton(client.architecture, client.spec, client.device))
     )
 
 
