@@ -1,6 +1,5 @@
 """Load a client's samples: its share of a data set that is split over all clients, or all of the data of a device."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -92,15 +91,9 @@ def _dataset(data: str, data_dir: str, classes: str, outside: str) -> Dataset:
 
 
 def _split(config: Data, outside: str, partition: int | None, partitions: int) -> ClientSplit:
-    options = PartitionOptions(min_samples=config.min_samples)
-    if partition is not None:  # a device keeps all of its own data, whatever the run says of data that it splits
-        options = dataclasses.replace(
-            options,
-            alpha=config.alpha,
-            classes_per_client=config.classes_per_client,
-            imbalance=config.imbalance,
-            max_samples=config.max_samples,
-        )
+    # A device keeps all of its own data, whatever the run says of data that it splits.
+    keeps_all = PartitionOptions(min_samples=config.min_samples)
+    options = keeps_all if partition is None else PartitionOptions.of(config)
     return _splits(
         (config.data, config.data_dir, config.classes, outside),
         config.partition if partition is not None else "iid",
