@@ -128,7 +128,7 @@ class Alignment(Part):
     def relations(self, state: ServerState) -> Tensor:
         """Return what clients align to, ``[C, C]``: the federation's relations, pulled towards the simplex."""
         present, known = state.present, bool(state.present.any())
-        beta = self.shrink if known else 1.0  # before round 1 the relations are those of the simplex
+        beta = self.shrink if known else 1.0  # without prototypes all classes are equally far apart
         present = present if known else torch.ones_like(present)
         return self._shrunk(self._distances(state), beta, present)
 

@@ -2,7 +2,7 @@
 
 A part declares what it sends, and the rest of the code follows from the declaration: how the arrays are written, read,
 checked and counted, what a device's owner is asked, and how reports name the loss terms. Parts import no Flower, no
-strategy and not the client app, so both sides import parts.
+strategy and not the client app, so that both sides can import them.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Sent(NamedTuple):
     """One client's reply, after all checks.
 
     Attributes:
-        means: Class means of the classes that the client holds.
+        means: Class means of the classes that the client sent: ``[P, d]``, their ids, and samples behind each.
         scatter: Mean squared distance of a feature from its class mean.
-        arrays: The arrays of other parts, by name; their first axis is that of ``means``.
+        arrays: What parts measured, by the names of their fields; the first axis is that of ``means``.
         shared: The client's weights by name.
     """
 
@@ -170,12 +170,12 @@ class Part:
     """A part of a method. Subclasses are frozen dataclasses whose fields are the settings that they need.
 
     The class declares what can travel and which names in the settings stand for it. An instance belongs to a run, and
-    says what is used under the settings of the run.
+    says what is used under the settings of the run. An attribute of the class may take the place of a property.
 
     Attributes:
         makes: Values of the setting `prototypes` that use this part.
         aligns: Names that this part adds to the setting `alignment`.
-        needs_prototypes: Whether those names need prototypes of the server.
+        needs_prototypes: Whether those names need prototypes of the server. A run without any refuses them.
         down: Arrays that the server may send.
         up: Arrays that a client may send besides its class means.
         reports: Names of its loss terms.
@@ -194,12 +194,15 @@ class Part:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:
-        """Return the part under a run's settings, or ``None`` if the method does without it."""
+        """Return the part under a run's settings, or ``None`` if the run does not use it."""
         raise NotImplementedError
 
     @classmethod
     def conflict(cls, config: RunConfig) -> str:
-        """Return the error text if resolved settings of this part contradict each other; empty if none do."""
+        """Return the error text if settings of this part contradict each other; empty if none do.
+
+        It is called in every run, also in one that does not use the part, after `auto` was replaced.
+        """
         return ""
 
     @property
@@ -244,7 +247,7 @@ class Part:
         Args:
             before: The state that the clients were sent.
             after: The state that earlier parts in ``PARTS`` have made from ``before`` and the replies.
-            sent: The good replies, sorted by client.
+            sent: The good replies, at least one, sorted by client. A client may have sent no class.
         """
         return after
 

@@ -38,7 +38,7 @@ class Learned(PartState):
 
 @dataclass(frozen=True, kw_only=True)
 class HyperPrototypes(Part):
-    r"""Send hyper-prototypes, and move them so that a head's gradients at them point as on the clients' real samples.
+    r"""Send hyper-prototypes, and move them so that gradients at them point as at the clients' real samples.
 
     .. math::
         S \leftarrow S - \eta \nabla_S L_{GM}, \qquad L_{GM} = \sum_c 1 - \cos(g^c, g_{HP}^c)

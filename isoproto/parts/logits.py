@@ -105,7 +105,7 @@ class ClassLogits(Part):
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """Mean logits, always."""
+        """Mean logits, in every round."""
         return self.up
 
     @property

@@ -35,7 +35,7 @@ def renewed(state: ServerState, vectors: Tensor, fresh: Tensor, *, stale: str) -
         state: The state before.
         vectors: New prototypes ``[C, d]``; rows that are not ``fresh`` are never read.
         fresh: Which classes have a new one, ``[C]``, bool.
-        stale: Whether the other classes ``keep`` theirs, or ``drop`` them.
+        stale: Whether the other classes ``keep`` or ``drop`` the prototype that they have.
     """
     present = fresh | (state.present & ~fresh & (stale == "keep"))
     vectors = torch.where(fresh.unsqueeze(1), vectors, state.prototypes)
@@ -79,7 +79,7 @@ class Means(Part):
 
     @classmethod
     def of(cls, config: RunConfig) -> Means | None:
-        """Return the part if there are prototypes and their coordinates are shared."""
+        """Return the part if prototypes are means in the clients' own coordinates."""
         if config.prototypes not in ("mean", "hyper") or config.frame != "shared":
             return None
         return cls(config.proto_weight, config.min_contributors, config.stale)

@@ -67,7 +67,7 @@ class CommonFrame(Part):
 
     @classmethod
     def of(cls, config: RunConfig) -> CommonFrame | None:
-        """Return the part if there are prototypes and their coordinates are not shared."""
+        """Return the part if prototypes are means in a frame that is not the clients' own coordinates."""
         if config.prototypes not in ("mean", "hyper") or config.frame == "shared":
             return None
         loss = structural(config.terms)
@@ -127,7 +127,7 @@ class CommonFrame(Part):
     def _placed(
         self, state: ServerState, relations: Relations, rows: Sequence[ClassRows], figures: dict[str, Any]
     ) -> Tensor:
-        """Return the prototypes in the frame, and add the share of relations that no points can have to ``figures``."""
+        """Return the prototypes in the frame, and note in ``figures`` what part of the relations is lost."""
         prototypes, width = state.prototypes, state.prototypes.shape[1]
         gram = centre(relations.distances, relations.present)
         if self.frame == "gram":

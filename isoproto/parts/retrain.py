@@ -65,7 +65,7 @@ class Retrain(Part):
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """Classifier gradients, always."""
+        """Classifier gradients, in every round."""
         return self.up
 
     @property

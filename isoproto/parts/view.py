@@ -84,7 +84,7 @@ class View:
         return similarity_map(self.own_means.means[common], prototypes[common], self.own_means.counts[common])
 
     def prototypes(self) -> Rows | None:
-        """Return the global prototypes in the client's coordinates, or ``None`` if there is no map."""
+        """Return the global prototypes in the client's coordinates, or ``None`` without prototypes or a map."""
         if self.frame == "shared" or self.global_prototypes is None:
             return self.global_prototypes
         return (self.map.backward(self.global_prototypes[0]), self.global_prototypes[1]) if self.map else None

@@ -19,14 +19,16 @@ class Method:
     )
     prototypes: str = free(
         AUTO,
-        doc="How the server makes global prototypes: `none`, the clients' `mean`, `hyper` (hyper-prototypes beside "
-        "the mean), or another name in `PROTOTYPES`.",
+        doc="How the server makes global prototypes. `none`: it makes none. `mean`: the mean of the clients' class "
+        "means. `hyper`: that mean, and hyper-prototypes beside it. `trainable`: the server trains them. New parts "
+        "may add names.",
     )
     alignment: str = free(
         AUTO,
         doc="Loss terms that clients add to cross-entropy, joined by `+`: at most one name in `LOSSES` (`mse`, "
-        "`cosine`, `gcsa`, `rcsa`), and names in `TERMS` (`hpcl`, `hpal`, ...); or `none`. The strategy's other "
-        "defaults stay, except `lambda`, `gamma` and `missing`, which come from the loss.",
+        "`cosine`, `gcsa`, `rcsa`), and names in `TERMS` (`hpcl`, `hpal`, `logits`, `twin`); or `none`. The "
+        "strategy's other values stay. With another loss than its own, its `lambda`, `gamma` and `missing` do not "
+        "apply.",
     )
     share: str = one_of(
         AUTO, AUTO, "none", "head", "base", "model", doc="Which weights of the clients' models the server averages."
@@ -44,8 +46,7 @@ class Method:
         "self",
         auto="mask",
         doc="What happens to samples whose class has no global prototype. `mask`: the instance-level term leaves "
-        "them out. `self`: they count with a residual of zero, as in FedProto; only losses of coordinates can do"
-        " that.",
+        "them out. `self`: they count with a difference of zero, as in FedProto; only `mse` and `cosine` can do that.",
     )
     proto_source: str = one_of(
         "post-eval",
@@ -79,11 +80,14 @@ class Method:
         "own",
         "private",
         doc="What the terms of `alignment` compare with. `global`: what the server sends. The other two are controls"
-        " that use nothing of other clients. `own`: the client's own prototypes and their relations. `private`: "
-        "random vectors, and the simplex, in which all classes are equally far apart.",
+        " that use nothing of other clients. `own`: the client's own class means and their relations. `private`: "
+        "random vectors, or relations in which all classes are equally far apart.",
     )
     stale: str = one_of(
-        "keep", "keep", "drop", doc="Whether a class that nobody sent in a round keeps its last prototype."
+        "keep",
+        "keep",
+        "drop",
+        doc="What happens to the prototype of a class that too few clients sent in a round (`min-contributors`).",
     )
 
 
@@ -96,15 +100,19 @@ class Relation:
         0,
         1,
         auto=0.0,
-        doc="How far averaged relations between classes are pulled towards the regular simplex. With 0 in the shared"
-        " frame, the relations are those of the prototypes that the server sends.",
+        doc="How far averaged relations between classes are pulled towards those of the regular simplex, in which all "
+        "classes are equally far apart. With 0 in the shared frame, the relations are those of the prototypes that "
+        "the server sends.",
     )
     relation__debias: bool = free(True, doc="Subtract what sampling noise adds to distances between class means.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hyper:
-    """Hyper-prototypes, the gradients that they are learned from, and the losses that use them."""
+    """Hyper-prototypes, the gradients that they are learned from, and the two losses of FedHPro.
+
+    HPCL contrasts features with the anchors of all classes. HPAL pulls them towards the anchor of their own class.
+    """
 
     hyper__size: int = number(5, 1, 64, doc="Hyper-prototypes per class.")
     hyper__init: str = one_of(
@@ -117,7 +125,7 @@ class Hyper:
         "other than `global` it is decided by `anchors`.",
     )
     hyper__spread: float = number(
-        0.3, 0, doc="Distance of hyper-prototypes from the prototypes at the start, in radii of the prototypes."
+        0.3, 0, doc="Distance of hyper-prototypes from the prototypes at the start. 1 is the radius of the prototypes."
     )
     hyper__steps: int = number(30, 1, doc="Steps of gradient matching in a round.")
     hyper__learning_rate: float = number(
@@ -156,8 +164,8 @@ class Hyper:
     hyper__grad_samples: int = number(
         0,
         0,
-        doc="Samples of a class that gradients are taken of, as in the published code; never fewer than "
-        "`min-class-samples`. 0 takes all.",
+        doc="Most samples of a class that gradients are taken of, as in the published code. Values below "
+        "`min-class-samples` count as that. 0 takes all.",
     )
     hyper__retrain: str = one_of(
         "none",
@@ -174,8 +182,9 @@ class Hyper:
         "present",
         "additive",
         auto="none",
-        doc="Margin of HPCL. `literal`: the paper's, with its divisor. `present`: a true mean over the pairs of "
-        "classes that a client holds. `additive`: as in the published code.",
+        doc="Margin of HPCL. `literal`: the paper's formula, which divides by the same number on every client. "
+        "`present`: the mean distance over the pairs of classes that a client holds. `additive`: as in the published "
+        "code.",
     )
     hyper__temperature: float = number(0.05, 0, above=True, doc="Temperature of HPCL.")
     hyper__form: str = one_of(
@@ -219,8 +228,8 @@ class Rounds:
         "paper",
         "paper",
         "small",
-        doc="`small` makes a paper's setting one for two cores: smaller models of the same kinds, at most five "
-        "rounds of one epoch, some thousand samples, stand-ins for data sets that few have. The log and "
+        doc="`small` shrinks a paper's settings so that two cores are enough: smaller models of the same kinds, at "
+        "most five rounds of one epoch, some thousand samples, stand-ins for data sets that few have. The log and "
         "`summary.json` name each change.",
     )
     init_from: str = free(
@@ -270,7 +279,7 @@ class Data:
         1.0, 1, doc="Long tail of the training part: how many times rarer the last class is than the first. 1: none."
     )
     max_samples: int = number(
-        0, 0, doc="Samples that are dealt out at most, drawn by class, domain and official part in proportion. 0: all."
+        0, 0, doc="Most samples that are dealt out, drawn by class, domain and official part in proportion. 0: all."
     )
 
 
@@ -315,7 +324,7 @@ class Training:
         "the policy for CIFAR-10. Tests and `post-eval` prototypes use unchanged pictures.",
     )
     optimizer: str = one_of("sgd", "sgd", "adam", "adamw", doc="Local optimiser. It is created anew every round.")
-    learning_rate: float = number(0.02, 0, doc="Its step size. 0 leaves the models as they are.")
+    learning_rate: float = number(0.02, 0, doc="Step size of the local optimiser. 0 leaves the models as they are.")
     momentum: float = number(0.9, 0, 0.999, doc="Momentum of SGD.")
     weight_decay: float = number(0.0, 0, doc="L2 penalty of the local optimiser.")
     device: str = free(AUTO, doc="Where a client computes. `auto` takes a GPU where there is one.")
@@ -348,15 +357,15 @@ class Federation:
     min_nodes: int = number(
         0,
         0,
-        doc="Nodes that can take part (in a simulation: clients) to wait for before round 1. 0: all clients of a "
-        "simulation, else 2.",
+        doc="How many nodes (in a simulation: clients) the server waits for before round 1. Only those that can take "
+        "part count. 0: all clients of a simulation, else 2.",
     )
     wait_timeout: float = number(300.0, 0, above=True, doc="Seconds to wait for nodes.")
     round_timeout: float = number(3600.0, 0, above=True, doc="Seconds until a round closes with the replies it has.")
-    min_replies: int = number(1, 1, doc="Good replies below which a round counts as empty and changes nothing.")
+    min_replies: int = number(1, 1, doc="Fewest good replies. With fewer, a round counts as empty and changes nothing.")
     max_empty_rounds: int = number(3, 1, doc="Empty rounds in a row after which the run is given up.")
-    min_class_samples: int = number(1, 1, doc="Samples of a class below which a client does not send its prototype.")
-    min_contributors: int = number(1, 1, doc="Clients below which a class's new prototype is not published.")
+    min_class_samples: int = number(1, 1, doc="Fewest samples of a class for which a client sends its class mean.")
+    min_contributors: int = number(1, 1, doc="Fewest clients that must send a class, so that it gets a new prototype.")
     max_norm: float = number(
         1e6, 0, above=True, doc="Largest Euclidean norm of a prototype row that the server accepts."
     )

@@ -10,10 +10,18 @@ class TwinModel:
     """Mutual learning of a client's model and a shared one, under `alignment = twin`."""
 
     twin__alpha: float = number(
-        0.5, 0, 1, doc="Weight of the client model's cross-entropy; the rest is the twin's answer."
+        0.5,
+        0,
+        1,
+        doc="Weight of cross-entropy in the loss of the client's model. The weight of the divergence from the twin is "
+        "1 minus this.",
     )
     twin__beta: float = number(
-        0.5, 0, 1, doc="Weight of the twin's cross-entropy; the rest is the client model's answer."
+        0.5,
+        0,
+        1,
+        doc="Weight of cross-entropy in the twin's loss. The weight of the divergence from the client's model is 1 "
+        "minus this.",
     )
     twin__detach: bool = free(
         False,
