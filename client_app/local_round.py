@@ -9,7 +9,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from client_app.batched import Member, Trained, train_together, trains_faster_together
+from client_app.batched import Member, Trained, batchable, train_together, trains_faster_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
 from client_app.own_model import accuracy_note, open_model, shared_weights, skeleton, state_to_save
@@ -93,10 +93,14 @@ def resume(steps: RoundSteps, trained: Trained) -> Reply:
     raise AssertionError("a client trains once a round")
 
 
-def trains_batched(client: Client) -> bool:
+def trains_batched(client: Client, terms: Sequence[LossTerm]) -> bool:
     """Return whether the client trains by ``train_together``, even when no other client trains with it.
 
     Which clients share a worker is random, and it must not change the result. So this depends on the client alone.
+
+    Args:
+        client: The client.
+        terms: What it adds to the cross-entropy.
     """
     config = client.config
     return (
@@ -107,7 +111,7 @@ def trains_batched(client: Client) -> bool:
             client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device
         )
         and len(client.data.train_y) > 0
-        and not any(part.owns for part in client.parts)
+        and all(map(batchable, terms))
         and stackable(skeleton(client.architecture, client.spec, client.device))
     )
 
@@ -131,7 +135,7 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
     started = time.perf_counter()
     start = _start(client, broadcast)
     terms = [term for part in client.parts for term in part.terms(start.view)]
-    if trains_batched(client):
+    if trains_batched(client, terms):
         spent = time.perf_counter() - started
         trained = yield _job(client, start, terms)
         with torch.no_grad():
