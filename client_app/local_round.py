@@ -145,7 +145,7 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
         started = time.perf_counter() - spent - trained.seconds  # leaves out the time spent waiting for other clients
     else:
         losses, running = _train(client, start, terms)
-    _require_finite(client, start.model, losses)
+    _require_finite(client, start, losses)
     return _finish(client, broadcast, start, losses, running, started)
 
 
@@ -300,27 +300,27 @@ def _batch_order(client: Client, view: View) -> torch.Generator:
     return torch_generator(client.config.seed, "batches", view.server_round, client.name)
 
 
-def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
-    """Refuse a model that training has broken. It is not saved, so the next round starts from the last good one.
+def _require_finite(client: Client, start: _Start, losses: Mapping[str, float]) -> None:
+    """Refuse models that training has broken. They are not saved, so the next round starts from the last good ones.
 
     Raises:
         DivergenceError: If a tensor holds NaN or infinity.
     """
     config = client.config
-    if broken := _broken_tensors(model):
-        tensors = sum(t.is_floating_point() for t in model.state_dict().values())
+    saved = state_to_save(start.model, start.view.modules, None)
+    state = {name: t for name, t in saved.items() if t.is_floating_point()}
+    if broken := _broken_tensors(state):
         raise DivergenceError(
-            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {tensors} tensors "
+            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {len(state)} tensors "
             f"hold NaN or infinity (losses {dict(losses)}); its model of the round before is kept. Lower "
             f"`learning-rate` ({config.learning_rate:g}), or `lambda` ({config.lambda_}) and `gamma` ({config.gamma})"
         )
 
 
-def _broken_tensors(model: FeatureModel) -> list[str]:
-    """Return the names of the model's tensors that hold NaN or infinity."""
-    state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+def _broken_tensors(state: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that hold NaN or infinity."""
     # One pass over all tensors: in this precision the sum cannot overflow, so it is finite exactly if every number is.
-    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(iter(state.values())))).isfinite()):
         return []
     return [name for name, t in state.items() if not bool(t.isfinite().all())]
 
