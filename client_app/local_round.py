@@ -134,7 +134,7 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
     """
     started = time.perf_counter()
     start = _start(client, broadcast)
-    terms = [term for part in client.parts for term in part.terms(start.view)]
+    terms = _terms(client.parts, start.view)
     if trains_batched(client, terms):
         spent = time.perf_counter() - started
         trained = yield _job(client, start, terms)
@@ -235,8 +235,27 @@ def _view(
     )
 
 
+def _terms(parts: tuple[Part, ...], view: View) -> list[LossTerm]:
+    """Return what parts add to the loss."""
+    terms, reported = [], reported_terms(parts)
+    for part in parts:
+        for term in part.terms(view):
+            if unknown := [name for name in term.names if name not in reported]:
+                raise ValueError(
+                    f"terms {unknown} are reported by no part; add them to `reports` of {type(part).__name__}"
+                )
+            terms.append(term)
+    return terms
+
+
 def _measuring(parts: Sequence[Part], when: str) -> list[Part]:
     """Return the parts that measure ``before`` or ``after`` training."""
+    for part in parts:
+        if part.sends and part.measures not in ("before", "after"):
+            raise ValueError(
+                f"{type(part).__name__} sends {[field.name for field in part.sends]} and measures it "
+                f"{part.measures!r}: `measures` must be before or after"
+            )
     return [part for part in parts if part.measures == when]
 
 
