@@ -68,12 +68,12 @@ class Member:
     @property
     def alignment(self) -> AlignmentTerm | None:
         """The term that is computed for all clients at once."""
-        return next((term for term in self.terms if isinstance(term, AlignmentTerm)), None)
+        return next((term for term in self.terms if type(term) is AlignmentTerm), None)
 
     @property
     def others(self) -> tuple[LossTerm, ...]:
         """The terms that are computed client by client."""
-        return tuple(term for term in self.terms if not isinstance(term, AlignmentTerm))
+        return tuple(term for term in self.terms if term is not self.alignment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,14 @@ class Trained:
     losses: dict[str, float]
     running: Statistics | None
     seconds: float
+
+
+def batchable(term: LossTerm) -> bool:
+    """Return whether :func:`train_together` can train with a term.
+
+    It cannot change the weight of the cross-entropy, train a second module, or limit gradients.
+    """
+    return term.entropy == 1 and term.module is None and not term.clip
 
 
 def trains_faster_together(architecture: str, batch_size: int, pixels: int, device: torch.device) -> bool:

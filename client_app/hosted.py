@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from client_app.batched import MOST_TOGETHER
 from client_app.client import Client
 from client_app.introduction import introduce
-from client_app.local_round import Job, Reply, RoundSteps, resume, train_jobs, trains_batched
+from client_app.local_round import Job, Reply, RoundSteps, resume, train_jobs
 from isoproto import wire
 from isoproto.errors import ConfigError
 
@@ -89,8 +89,8 @@ def answer_for_all(
         for partition in partitions:
             with replies.failure_of(str(partition)):
                 client, broadcast = open_client(partition)
-                if steps is not None and trains_batched(client):
-                    replies.wait(client, steps(client, broadcast))
+                if steps is not None:
+                    replies.begin(client, steps(client, broadcast))
                 else:
                     replies.keep(client.name, work(client, broadcast))
         replies.train_all()
@@ -119,9 +119,13 @@ class _Replies:
         self._parts[name] = reply.content
         self._writes[name] = self._disk.submit(reply.save)
 
-    def wait(self, client: Client, steps: RoundSteps) -> None:
-        """Run a client's round up to its training, and let it wait for others of its architecture."""
-        job = next(steps)
+    def begin(self, client: Client, steps: RoundSteps) -> None:
+        """Run a client's round. If it trains with others, stop before that and wait for more of its architecture."""
+        try:
+            job = next(steps)
+        except StopIteration as done:  # it has trained alone
+            self.keep(client.name, done.value)
+            return
         waiting = self._waiting.setdefault(client.architecture, [])
         waiting.append((client.name, steps, job))
         if len(waiting) == _MOST_WAITING:

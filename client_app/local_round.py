@@ -9,7 +9,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from client_app.batched import Member, Trained, train_together, trains_faster_together
+from client_app.batched import Member, Trained, batchable, train_together, trains_faster_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model
 from client_app.own_model import accuracy_note, open_model, shared_weights, skeleton, state_to_save
@@ -93,10 +93,14 @@ def resume(steps: RoundSteps, trained: Trained) -> Reply:
     raise AssertionError("a client trains once a round")
 
 
-def trains_batched(client: Client) -> bool:
+def trains_batched(client: Client, terms: Sequence[LossTerm]) -> bool:
     """Return whether the client trains by ``train_together``, even when no other client trains with it.
 
     Which clients share a worker is random, and it must not change the result. So this depends on the client alone.
+
+    Args:
+        client: The client.
+        terms: What it adds to the cross-entropy.
     """
     config = client.config
     return (
@@ -107,7 +111,7 @@ def trains_batched(client: Client) -> bool:
             client.architecture, config.batch_size, client.data.train_x.shape[2:].numel(), client.device
         )
         and len(client.data.train_y) > 0
-        and not any(part.owns for part in client.parts)
+        and all(map(batchable, terms))
         and stackable(skeleton(client.architecture, client.spec, client.device))
     )
 
@@ -130,8 +134,8 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
     """
     started = time.perf_counter()
     start = _start(client, broadcast)
-    terms = [term for part in client.parts for term in part.terms(start.view)]
-    if trains_batched(client):
+    terms = _terms(client.parts, start.view)
+    if trains_batched(client, terms):
         spent = time.perf_counter() - started
         trained = yield _job(client, start, terms)
         with torch.no_grad():
@@ -141,7 +145,7 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
         started = time.perf_counter() - spent - trained.seconds  # leaves out the time spent waiting for other clients
     else:
         losses, running = _train(client, start, terms)
-    _require_finite(client, start.model, losses)
+    _require_finite(client, start, losses)
     return _finish(client, broadcast, start, losses, running, started)
 
 
@@ -231,8 +235,27 @@ def _view(
     )
 
 
+def _terms(parts: tuple[Part, ...], view: View) -> list[LossTerm]:
+    """Return what parts add to the loss."""
+    terms, reported = [], reported_terms(parts)
+    for part in parts:
+        for term in part.terms(view):
+            if unknown := [name for name in term.names if name not in reported]:
+                raise ValueError(
+                    f"terms {unknown} are reported by no part; add them to `reports` of {type(part).__name__}"
+                )
+            terms.append(term)
+    return terms
+
+
 def _measuring(parts: Sequence[Part], when: str) -> list[Part]:
     """Return the parts that measure ``before`` or ``after`` training."""
+    for part in parts:
+        if part.sends and part.measures not in ("before", "after"):
+            raise ValueError(
+                f"{type(part).__name__} sends {[field.name for field in part.sends]} and measures it "
+                f"{part.measures!r}: `measures` must be before or after"
+            )
     return [part for part in parts if part.measures == when]
 
 
@@ -296,27 +319,27 @@ def _batch_order(client: Client, view: View) -> torch.Generator:
     return torch_generator(client.config.seed, "batches", view.server_round, client.name)
 
 
-def _require_finite(client: Client, model: FeatureModel, losses: Mapping[str, float]) -> None:
-    """Refuse a model that training has broken. It is not saved, so the next round starts from the last good one.
+def _require_finite(client: Client, start: _Start, losses: Mapping[str, float]) -> None:
+    """Refuse models that training has broken. They are not saved, so the next round starts from the last good ones.
 
     Raises:
         DivergenceError: If a tensor holds NaN or infinity.
     """
     config = client.config
-    if broken := _broken_tensors(model):
-        tensors = sum(t.is_floating_point() for t in model.state_dict().values())
+    saved = state_to_save(start.model, start.view.modules, None)
+    state = {name: t for name, t in saved.items() if t.is_floating_point()}
+    if broken := _broken_tensors(state):
         raise DivergenceError(
-            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {tensors} tensors "
+            f"client {client.name}: training {client.architecture!r} diverged, {len(broken)} of {len(state)} tensors "
             f"hold NaN or infinity (losses {dict(losses)}); its model of the round before is kept. Lower "
             f"`learning-rate` ({config.learning_rate:g}), or `lambda` ({config.lambda_}) and `gamma` ({config.gamma})"
         )
 
 
-def _broken_tensors(model: FeatureModel) -> list[str]:
-    """Return the names of the model's tensors that hold NaN or infinity."""
-    state = {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+def _broken_tensors(state: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that hold NaN or infinity."""
     # One pass over all tensors: in this precision the sum cannot overflow, so it is finite exactly if every number is.
-    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(model.parameters()))).isfinite()):
+    if bool(torch.cat([t.flatten() for t in state.values()]).sum(dtype=wide(next(iter(state.values())))).isfinite()):
         return []
     return [name for name, t in state.items() if not bool(t.isfinite().all())]
 

@@ -22,6 +22,8 @@ from models import FeatureModel, HeadShape, ModelSpec, TextSpec, architecture_fo
 
 # The class means of a model are saved with its tensors under these names. No module of a model has such a name.
 _MEANS_NAMES = ("own:means", "own:counts", "own:scatter")
+# Begins the names of tensors of modules that parts keep. A model's own tensors are those of its `base` and `head`.
+_PART = "part."
 
 
 class LoadedModel(NamedTuple):
@@ -74,8 +76,11 @@ def shared_weights(parts: Sequence[Part], model: nn.Module, modules: Mapping[str
 
 def _saved_tensors(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Return the tensors of a client's modules under the names that they are saved by."""
-    parts = {f"part.{part}.{name}": t for part, module in modules.items() for name, t in module.state_dict().items()}
-    return {**model.state_dict(), **parts}
+    return {**model.state_dict(), **_tensors_of_parts(modules)}
+
+
+def _tensors_of_parts(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {_PART + f"{part}.{name}": t for part, module in modules.items() for name, t in module.state_dict().items()}
 
 
 def install(loaded: "LoadedModel", shared: Mapping[str, Tensor], client: Client) -> None:
@@ -132,9 +137,9 @@ def load_model(client: Client, experiment: str, before: int) -> LoadedModel:
     tested = _noted_accuracy(saved.note, client.test_digest) if saved else None
     if saved is None and client.host.worker:
         _require_same_folder(paths.state_dir(config.state_dir), experiment, client.name)
-    if saved is None and config.init_from:
-        saved = _load_from(client.store(config.init_from), config.init_from)
     modules = part_modules(client)
+    if saved is None and config.init_from:
+        saved = _with_modules(_load_from(client.store(config.init_from), config.init_from), modules)
     if saved is None:
         seed = derive(config.seed, "model", architecture if config.init == "per-architecture" else client.name)
         return LoadedModel(build_model(architecture, spec, device, seed), modules, None, None)
@@ -183,6 +188,13 @@ def _load_from(source: ClientStore, experiment: str) -> Saved:
             "holds no model of this client. Name an experiment below `state-dir`, or leave `init-from` empty"
         )
     return saved
+
+
+def _with_modules(saved: Saved, modules: Mapping[str, nn.Module]) -> Saved:
+    """Return a saved model with the modules of this run: as they were saved, or new where another method had none."""
+    new = _tensors_of_parts(modules)
+    kept = {name: t for name, t in saved.tensors.items() if name in new or not name.startswith(_PART)}
+    return saved._replace(tensors={**new, **kept})
 
 
 def _without_means(saved: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], OwnMeans | None]:

@@ -8,7 +8,7 @@ from isoproto.data.folders import data_folder, lies_in
 from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.parts import parts_of
-from isoproto.settings.sections import Data
+from models import architecture_for
 
 
 def asked_of_owner(config: RunConfig) -> frozenset[str]:
@@ -41,11 +41,11 @@ def check_may_send(config: RunConfig, node: Mapping[str, Any], client: str) -> N
         )
 
 
-def check_code(config: Data, node: Mapping[str, Any], architecture: str, client: str) -> None:
+def check_code(config: RunConfig, node: Mapping[str, Any], architecture: str, client: str) -> None:
     """Refuse a run config that names code for a real device to import. Only the device's owner may name code.
 
     Args:
-        config: The run's settings of data.
+        config: The run's settings.
         node: The node's configuration. What it names itself is permitted.
         architecture: The client's model.
         client: The client's name, for the error text.
@@ -57,6 +57,12 @@ def check_code(config: Data, node: Mapping[str, Any], architecture: str, client:
         raise _foreign_code("models", architecture, "model", client)
     if "data" not in node and config.data.startswith("module:"):
         raise _foreign_code("data", config.data, "data", client)
+    second = architecture_for(config.models, 0)  # not the node's own `model`
+    if is_own(second) and any(part.owns for part in parts_of(config)):
+        raise ConfigError(
+            f"client {client}: the server's run config names code for this device to import, `models = {second!r}` for "
+            f"a second model beside the client's own. Name an architecture of isoproto first in `models`"
+        )
 
 
 def _foreign_code(key: str, value: str, node_key: str, client: str) -> ConfigError:

@@ -1,10 +1,15 @@
 """Clients that train as one program, through messages."""
 
+import itertools
+
 import pytest
+import torch
 
 import client_app.local_round
 from isoproto.engines.host import Host
+from isoproto.parts import LossTerm, Part
 from strategies.exchange import Exchange
+from tests.fakes import add_part
 
 SETTINGS = {"models": "mlp,tiny_cnn", "batch-size": 10}
 
@@ -79,3 +84,39 @@ def test_a_program_that_fails_is_the_failure_of_its_clients(federation, monkeypa
     run = federation.run(settings=SETTINGS)
     assert set(run.failures().values()) == {"the client failed: RuntimeError: no memory"}
     assert len(run.failures()) == 2
+
+
+class Nothing(LossTerm):
+    """A term that is always 0, and may change how the model is trained."""
+
+    names = ("nothing",)
+    weights = torch.ones(1)
+
+    def __init__(self, entropy, clip):
+        self.entropy, self.clip = entropy, clip
+
+    def batches(self, labels):
+        return itertools.repeat(lambda batch: 0 * batch.features.sum().view(1), len(labels))
+
+
+@pytest.mark.usefixtures("_one_worker")
+@pytest.mark.parametrize(("entropy", "clip", "batched"), [(1, 0, True), (0.5, 0, False), (1, 0.01, False)])
+def test_a_term_that_the_program_cannot_honour_is_not_ignored(federation, sizes, monkeypatch, entropy, clip, batched):
+    class Changed(Part):
+        reports = Nothing.names
+
+        @classmethod
+        def of(cls, config):
+            return cls()
+
+        def terms(self, view):
+            return [Nothing(entropy, clip)]
+
+    add_part(monkeypatch, Changed)
+    settings = {**SETTINGS, "models": "mlp", "strategy": "local", "rounds": 2}
+    on, off = federation.run(settings=settings), federation.run(settings={**settings, "cohort": "off"})
+    assert not on.failures()
+    assert bool(sizes) == batched
+    for one, other in zip(on.of("client"), off.of("client"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert entropy == 1 or one["loss"]["total"] < one["loss"]["cross_entropy"]

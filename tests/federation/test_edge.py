@@ -11,6 +11,7 @@ import client_app.app
 import client_app.device
 from client_app.client import Client
 from client_app.device import choose_device
+from client_app.introduction import introduce
 from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
@@ -91,6 +92,17 @@ def test_a_server_cannot_make_a_real_node_import_code(federation, tmp_path, key)
     with pytest.raises(ConfigError, match="has no function 'none'"):
         own_callable(f"{tmp_path}/evil.py:none", "model")
     assert mark.exists()
+
+
+def test_a_server_cannot_make_a_real_node_import_the_code_of_a_second_model(federation, tmp_path):
+    """A node that names its own model still builds the twin that the run config names."""
+    mark = tmp_path / "imported"
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
+    settings = {"strategy": "fml", "prototypes": "none", "alignment": "twin", "models": f"{tmp_path}/evil.py:network"}
+    node = {"partition-id": 0, "num-partitions": 2, "name": "ward", "model": "mlp"}
+    with pytest.raises(ConfigError, match=r"names code for this device to import, `models = .*for a second model"):
+        introduce(federation.client(node, settings))
+    assert not mark.exists()
 
 
 def test_no_message_and_no_context_makes_a_real_node_believe_that_it_is_simulated(federation):

@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import ConfigRecord
 
-import client_app.app
+import client_app.local_round
 from client_app.store import ClientStore
 from isoproto.engines.host import Host
 from isoproto.errors import FederationError, StateError
@@ -89,12 +89,12 @@ def test_a_node_with_several_names_that_cannot_be_is_refused(federation, forge, 
 
 
 def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
-    train, prepare = client_app.app.train_client, ClientStore.prepare
+    evaluate, prepare = client_app.local_round.evaluate_model, ClientStore.prepare
 
-    def breaks(client, broadcast):
-        if (client.name, broadcast.server_round) == ("1", 2):
+    def breaks(model, data, view):
+        if (view.client, view.server_round) == ("1", 2):
             raise RuntimeError("out of\nmemory")
-        return train(client, broadcast)
+        return evaluate(model, data, view)
 
     def full():
         raise StateError("cannot write: no space")
@@ -102,7 +102,7 @@ def test_one_that_fails_is_one_failed_client(federation, monkeypatch):
     def fills(self, server_round, tensors, note):
         return full if (self.client, server_round) == ("2", 2) else prepare(self, server_round, tensors, note)
 
-    monkeypatch.setattr(client_app.app, "train_client", breaks)
+    monkeypatch.setattr(client_app.local_round, "evaluate_model", breaks)
     monkeypatch.setattr(ClientStore, "prepare", fills)
     run = federation.run()
     assert run.failures() == {

@@ -1,6 +1,7 @@
 """A part of a method that is declared here, and nowhere else, takes part in whole federations."""
 
 import itertools
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -101,3 +102,28 @@ def test_its_loss_is_expected_of_every_reply(federation):
 def test_a_devices_owner_is_asked(federation):
     run = federation.run(federation.grid(node_configs={2: {"may-send": ""}}), {"rounds": 1})
     assert "asks for gradients, and `may-send` of this node allows nothing" in run.failures()[0, "node 10002"]
+
+
+class Unreported(Shrink):
+    reports = ()
+
+
+class NeverMeasured(Shrink):
+    measures = ""
+
+
+@pytest.mark.parametrize("cohort", ["on", "off"])
+@pytest.mark.parametrize(
+    ("part", "server_round", "reason"),
+    [
+        (Unreported, 2, r"terms \['shrinking'\] are reported by no part; add them to `reports` of Unreported"),
+        (NeverMeasured, 1, r"NeverMeasured sends \['norms'\] and measures it '': `measures` must be before or after"),
+    ],
+)
+def test_what_it_forgets_to_declare_is_told(federation, monkeypatch, part, server_round, reason, cohort):
+    monkeypatch.undo()
+    add_part(monkeypatch, part)
+    settings = {"models": "mlp", "batch-size": 10, "max-empty-rounds": 5, "cohort": cohort}
+    failures = federation.run(settings=settings).failures()
+    assert min(failures) == (server_round, "0")
+    assert re.search(reason, failures[server_round, "0"])

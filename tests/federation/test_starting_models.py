@@ -1,7 +1,9 @@
 """Where a client's model starts from: the last good one, never a broken one, never silently a new one."""
 
 import pytest
+import torch
 
+import client_app.local_round
 from isoproto.errors import FederationError
 
 
@@ -16,6 +18,31 @@ def test_a_diverged_client_fails_with_the_numbers_and_keeps_its_last_good_model(
         assert "Lower `learning-rate` (1e+30)" in reason
     assert not list((federation.folder / "state").rglob("*.safetensors"))
     assert run.summary["accuracy"]["mean"] == run.summary["accuracy"]["initial"]
+
+
+def test_a_client_whose_second_model_diverged_keeps_both_models_of_the_round_before(federation, monkeypatch):
+    train = client_app.local_round.train
+
+    def breaks(model, data, settings, terms, generator):
+        result = train(model, data, settings, terms, generator)
+        with torch.no_grad():
+            next(terms[0].module.parameters()).fill_(torch.nan)
+        return result
+
+    monkeypatch.setattr(client_app.local_round, "train", breaks)
+    run = federation.run(settings={"strategy": "fml", "models": "mlp", "rounds": 1})
+    assert set(run.failures()) == {(1, client) for client in "0123"}
+    assert all("diverged, 1 of 12 tensors" in reason for reason in run.failures().values())
+    assert not list((federation.folder / "state").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("first", "second"), [("local", "fml"), ("fml", "local"), ("fml", "fml")])
+def test_a_run_with_another_second_model_can_start_from_the_models_of_another(federation, first, second):
+    settings = {"models": "mlp,tiny_cnn", "rounds": 1}
+    before = federation.run(settings={**settings, "strategy": first})
+    after = federation.run(settings={**settings, "strategy": second, "init-from": before.summary["experiment"]})
+    assert not after.failures()
+    assert after.of("evaluation", round=0)[0]["clients"] == before.of("evaluation", round=1)[0]["clients"]
 
 
 def test_an_unknown_starting_point_is_told_of_and_nobody_starts_anew_in_silence(federation):

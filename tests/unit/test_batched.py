@@ -139,6 +139,14 @@ def test_with_anchors_and_alignment():
     assert_as_one_by_one("mlp", anchoring())
 
 
+def test_a_second_alignment_term_counts_too():
+    class Other(AlignmentTerm):
+        names = ("other-prototype", "other-instance")
+
+    other = Other(**{field.name: getattr(alignment("mse"), field.name) for field in dataclasses.fields(AlignmentTerm)})
+    assert_as_one_by_one("mlp", alignment("gcsa"), other)
+
+
 @pytest.mark.parametrize("source", ["last-epoch", "all-epochs"])
 def test_running_statistics(source):
     assert_as_one_by_one("mlp", proto_source=source)

@@ -113,6 +113,7 @@ def test_names_of_settings_and_of_terms_are_those_of_one_part():
     assert repeated(name for part in PARTS for name in part.makes) == []
     assert repeated([*LOSSES, *(name for part in PARTS for name in part.aligns)]) == []
     assert repeated(name for part in PARTS for name in part.reports) == []
+    assert repeated(part.owns for part in PARTS if part.owns) == []
 
 
 # Terms
