@@ -66,6 +66,17 @@ class CommonFrame(Part):
         return True
 
     @classmethod
+    def conflict(cls, config: RunConfig) -> str:
+        """Only averaged class means are brought into a frame."""
+        if config.frame == "shared" or config.prototypes in ("none", "mean", "hyper"):
+            return ""
+        return (
+            f"`frame = {config.frame}` brings the mean of the clients' class means into common coordinates, and "
+            f"`prototypes = {config.prototypes}` makes prototypes of another kind; set frame = 'shared', or prototypes = "
+            "'mean' or 'hyper'"
+        )
+
+    @classmethod
     def of(cls, config: RunConfig) -> CommonFrame | None:
         """Return the part if prototypes are means in a frame that is not the clients' own coordinates."""
         if config.prototypes not in ("mean", "hyper") or config.frame == "shared":

@@ -136,16 +136,6 @@ class TrainablePrototypes(Part):
             seed=config.seed,
         )
 
-    @classmethod
-    def conflict(cls, config: RunConfig) -> str:
-        """Refuse frames other than ``shared``, since the prototypes are made in the clients' coordinates."""
-        if config.prototypes != "trainable" or config.frame == "shared":
-            return ""
-        return (
-            f"`prototypes = trainable` makes prototypes in the clients' coordinates, and `frame = {config.frame}` maps "
-            "them into others; set frame = 'shared', or prototypes = 'mean'"
-        )
-
     def downlink(self, state: ServerState) -> Arrays:
         """Send the prototypes."""
         return send_prototypes(state)

@@ -130,5 +130,7 @@ def test_trained_prototypes_work_with_every_alignment(federation, alignment):
 
 
 def test_another_frame_is_refused():
-    with pytest.raises(ConfigError, match="`prototypes = trainable` makes prototypes in the clients' coordinates"):
+    with pytest.raises(
+        ConfigError, match="`prototypes = trainable` makes prototypes of another kind; set frame = 'shared'"
+    ):
         part(frame="gram")
