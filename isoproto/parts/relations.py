@@ -72,8 +72,8 @@ class CommonFrame(Part):
             return ""
         return (
             f"`frame = {config.frame}` brings the mean of the clients' class means into common coordinates, and "
-            f"`prototypes = {config.prototypes}` makes prototypes of another kind; set frame = 'shared', or prototypes = "
-            "'mean' or 'hyper'"
+            f"`prototypes = {config.prototypes}` makes prototypes of another kind; set frame = 'shared', or "
+            "prototypes = 'mean' or 'hyper'"
         )
 
     @classmethod
