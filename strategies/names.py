@@ -46,5 +46,5 @@ def _check_alignment(text: str) -> None:
     structural = [term for term in terms if term not in TERMS]
     if len(structural) > 1 or len(set(terms)) < len(terms):
         raise ConfigError(
-            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {' and '.join(TERMS)}; got {text!r}"
+            f"`alignment` is one of {', '.join(LOSSES)} at most, joined by + with {', '.join(TERMS)}; got {text!r}"
         )
