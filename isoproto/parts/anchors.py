@@ -71,14 +71,14 @@ def anchored(config: RunConfig) -> tuple[str, ...]:
     return tuple(term for term in config.terms if term in NAMES)
 
 
-def used(config: RunConfig) -> bool:
+def uses_hyper_prototypes(config: RunConfig) -> bool:
     """Return whether clients use hyper-prototypes of the server."""
     return config.prototypes == "hyper" and bool(anchored(config)) and config.anchors == "global"
 
 
-def learns(config: RunConfig) -> bool:
+def learns_hyper_prototypes(config: RunConfig) -> bool:
     """Return whether the server learns hyper-prototypes, so that clients have to send gradients."""
-    return used(config) and config.hyper__learning_rate > 0
+    return uses_hyper_prototypes(config) and config.hyper__learning_rate > 0
 
 
 @dataclass(frozen=True, kw_only=True)

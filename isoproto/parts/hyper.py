@@ -16,7 +16,7 @@ from isoproto.geometry.relations import average_relations, centre
 from isoproto.matching.feature_gradients import linear_gradients
 from isoproto.matching.hyperproto import anchor_cosines, match_gradients, movement, summaries
 from isoproto.matching.starts import Start
-from isoproto.parts.anchors import learns, start_of, used
+from isoproto.parts.anchors import learns_hyper_prototypes, start_of, uses_hyper_prototypes
 from isoproto.parts.base import Arrays, Field, LimitOf, Measured, Part, PartState, Sent
 from isoproto.parts.gradients import GradientHead, Samples
 from isoproto.parts.relations import Distances
@@ -74,8 +74,8 @@ class HyperPrototypes(Part):
         if config.prototypes != "hyper":
             return None
         return cls(
-            used=used(config),
-            learns=learns(config),
+            used=uses_hyper_prototypes(config),
+            learns=learns_hyper_prototypes(config),
             frame=config.frame,
             start=start_of(config),
             head=GradientHead.of(config),

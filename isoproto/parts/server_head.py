@@ -14,7 +14,7 @@ from torch.nn import functional
 from isoproto.errors import FrameError
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.geometry.similarity import similarity_map
-from isoproto.parts.anchors import learns
+from isoproto.parts.anchors import learns_hyper_prototypes
 from isoproto.parts.base import Arrays, Field, Part, PartState, Sent
 from isoproto.parts.mean import published
 from isoproto.parts.state import ServerState
@@ -65,7 +65,7 @@ class ServerHead(Part):
     @classmethod
     def of(cls, config: RunConfig) -> ServerHead | None:
         """Return the part if hyper-prototypes are learned through the server's head."""
-        if not learns(config) or config.hyper__head != "server":
+        if not learns_hyper_prototypes(config) or config.hyper__head != "server":
             return None
         return cls(config.seed, config.frame, config.min_contributors)
 

@@ -17,7 +17,7 @@ from isoproto.fingerprint import fingerprint
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES, AlignmentLoss
 from isoproto.parts import TERMS, Part, ServerState, parts_of
-from isoproto.parts.anchors import learns as learns_vectors
+from isoproto.parts.anchors import learns_hyper_prototypes
 from isoproto.runs.checkpoint import load_checkpoint, save_checkpoint
 from isoproto.runs.run_folder import RunFolder
 from strategies import STRATEGIES, PrototypeStrategy
@@ -291,7 +291,7 @@ def test_an_averaged_head_knows_nothing_of_another_frame(frame):
     ],
 )
 def test_hyper_prototypes_are_learned_only_where_they_are_used(settings, learns):
-    assert learns_vectors(resolved(strategy="isoproto", **settings)) is learns
+    assert learns_hyper_prototypes(resolved(strategy="isoproto", **settings)) is learns
 
 
 # Rounds
