@@ -79,9 +79,14 @@ class GradientHead:
         """Return the limit of a gradient through the head; ``None`` if there is no head yet."""
         if self.kind == "shared":
             broadcast = state.shared.get("head.weight") if self.early else None
-            return lambda reply: _limit(reply.get("head.weight") if broadcast is None else broadcast)
-        head = self.from_server(state)
-        return None if head is None else lambda reply: _limit(head[0])
+            if broadcast is None:
+                return lambda reply: _limit(reply.get("head.weight"))
+        elif (head := self.from_server(state)) is None:
+            return None
+        else:
+            broadcast = head[0]
+        limit = _limit(broadcast)  # once for all replies
+        return lambda reply: limit
 
 
 def _limit(weight: Tensor | None) -> Limit:
