@@ -1,0 +1,91 @@
+"""What a client makes of its own samples alone: the best classifier in the common frame with nothing exchanged."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from isoproto.common.classifier import Classifier, log_prior, log_probabilities, solve
+from isoproto.common.statistics import Block, Totals, total
+
+SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 0.6)
+TEMPERATURES = (0.25, 0.5, 1.0)
+# What is used if there are too few samples to choose.
+_DEFAULT = (0.3, 0.5)
+_FOLDS = 5
+
+
+class Choice(NamedTuple):
+    """A shrinkage and a temperature."""
+
+    shrinkage: float
+    temperature: float
+
+
+def whole(phi: Tensor, labels: Tensor, num_classes: int) -> Totals:
+    """Return the totals of one client's samples ``[n, V, D]``."""
+    return total([Block.of(phi, labels)], num_classes, phi.shape[2])
+
+
+def own_classifier(phi: Tensor, labels: Tensor, num_classes: int, choice: Choice) -> Classifier:
+    """Return the classifier from one client's samples ``[n, V, D]`` alone."""
+    return solve(whole(phi, labels, num_classes), [choice.shrinkage])[0]
+
+
+def chosen(phi: Tensor, labels: Tensor, num_classes: int) -> Choice:
+    """Choose shrinkage and temperature by the loss in five-fold cross-validation.
+
+    Args:
+        phi: Coordinates of n samples in V versions each, ``[n, V, D]``. A sample is judged by its first version, and
+            all versions of it are held out with it.
+        labels: Classes, ``[n]``, int64.
+        num_classes: Number of classes C.
+    """
+    if len(labels) < 2 * _FOLDS:
+        return Choice(*_DEFAULT)
+    fold = _folds(labels)
+    losses = torch.zeros(len(SHRINKAGES), len(TEMPERATURES), dtype=torch.float64)
+    for number in range(_FOLDS):
+        out = fold == number
+        kept = labels[~out]
+        prior = log_prior(torch.bincount(kept, minlength=num_classes))
+        rest = Totals(*(t.float() for t in whole(phi[~out], kept, num_classes)))  # precise enough to choose
+        found = solve(rest, SHRINKAGES)
+        losses += held_out_losses(found, phi[out, 0], labels[out], TEMPERATURES, prior)
+    best = int(losses.argmin())
+    return Choice(SHRINKAGES[best // len(TEMPERATURES)], TEMPERATURES[best % len(TEMPERATURES)])
+
+
+def _folds(labels: Tensor) -> Tensor:
+    """Return a fold for each sample, so that every class is spread over the folds."""
+    fold = torch.empty_like(labels)
+    fold[labels.sort(stable=True).indices] = torch.arange(len(labels)) % _FOLDS
+    return fold
+
+
+def held_out_losses(
+    classifiers: list[Classifier], phi: Tensor, labels: Tensor, temperatures: tuple[float, ...], prior: Tensor
+) -> Tensor:
+    """Return the summed loss of samples ``[n, D]`` under each classifier and temperature, float64."""
+    losses = [
+        loss_of(log_probabilities(classifier.logits(phi.double()), temperature, prior), labels)
+        for classifier, temperature in itertools.product(classifiers, temperatures)
+    ]
+    return torch.stack(losses).view(len(classifiers), len(temperatures))
+
+
+# A sample of a class that a classifier does not know costs this much.
+_MOST = 20.0
+
+
+def loss_of(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed loss of samples, each at most 20, float64.
+
+    Args:
+        log_probs: Logarithms of class probabilities, ``[n, C]``.
+        labels: Classes, ``[n]``, int64.
+    """
+    return -log_probs.double().gather(1, labels.unsqueeze(1)).clamp(min=-_MOST).sum()
