@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 
 from client_app.client import Client
 from client_app.hosted import Work, WorkInSteps, answer_for_all, as_partition, hosted_partitions, introduce_all
+from client_app.in_frame import frame_name
 from client_app.introduction import introduce
 from client_app.local_round import examine_client, round_in_steps, train_client
 from isoproto import wire
@@ -96,7 +97,8 @@ def answer(message: Message, context: Context, host: Host, work: Work, steps: Wo
 def _decode(message: Message, node: Mapping[str, Any], node_id: int, host: Host) -> tuple[Client, wire.Broadcast]:
     """Return the client that a message is for, and what the server sent to it."""
     client = Client.of(wire.read_settings(message.content), node, node_id, host)
+    _, frame_dim = frame_name(client)
     broadcast = wire.read_broadcast(
-        message.content, num_classes=client.num_classes, feature_dim=client.config.feature_dim
+        message.content, num_classes=client.num_classes, feature_dim=client.config.feature_dim, frame_dim=frame_dim
     )
     return client, broadcast

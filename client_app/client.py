@@ -14,10 +14,11 @@ from client_app.share import partition_of, share_of
 from client_app.store import ClientStore
 from isoproto import paths
 from isoproto.config import RunConfig, Scalar
-from isoproto.data import ClientData
+from isoproto.data import ClientData, hold_out
 from isoproto.engines.host import REAL_DEVICE, Host
 from isoproto.errors import ConfigError
 from isoproto.parts import Part, parts_of
+from isoproto.seeding import torch_generator
 from models import ModelSpec, TextSpec, architecture_for
 
 # Settings of the run that a node's configuration overrides.
@@ -39,6 +40,8 @@ class Client:
         spec: Shape of a sample, number of classes, feature width and head that its model must have.
         device: Device that its model is on.
         host: Whether it is simulated, and by which worker.
+        words: The characters that each token id stands for; empty for pictures.
+        own_map: The node's own feature map, ``FILE.py:callable``; empty if it names none.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Client:
     spec: ModelSpec | TextSpec
     device: torch.device
     host: Host = REAL_DEVICE
+    words: tuple[str, ...] = ()
+    own_map: str = ""
 
     @classmethod
     def of(
@@ -80,7 +85,13 @@ class Client:
         device = choose_device(config.device)
         if config.amp != "off" and not torch.amp.is_autocast_available(device.type):
             raise ConfigError(f"client {name}: PyTorch has no autocast on its device {device}; set amp = 'off'")
-        return cls(name, partitions, config, architecture, share.data, share.domain, share.spec, device, host)
+        data = share.data
+        if config.common__map != "none":
+            data = hold_out(data, config.common__holdout, torch_generator(config.seed, "held-out", name))
+        own_map = str(node.get("map", ""))
+        return cls(
+            name, partitions, config, architecture, data, share.domain, share.spec, device, host, share.words, own_map
+        )
 
     @property
     def num_classes(self) -> int:

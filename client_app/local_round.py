@@ -1,6 +1,7 @@
 """One client's round: evaluate its model, train it, measure what the server asks for, and make the reply."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from client_app.batched import Member, Trained, batchable, train_together, trains_faster_together
 from client_app.client import Client
-from client_app.evaluation import evaluate_model
+from client_app.evaluation import evaluate_model, logits_of
+from client_app.in_frame import in_frame
 from client_app.own_model import accuracy_note, open_model, shared_weights, skeleton, state_to_save
 from client_app.stacked import stackable
 from client_app.training import LocalSettings, Statistics, extract, train
@@ -160,7 +162,9 @@ def _start(client: Client, broadcast: wire.Broadcast) -> _Start:
     if unknown:
         own_means = own_means_of(statistics_of(loaded.model, data, features), data)
     view = _view(client, broadcast, own_means, loaded.modules)
-    tested = loaded.tested or evaluate_model(loaded.model, data, view)
+    # The saved accuracy is of the model alone. In a common frame it also depends on what the server sent.
+    saved = None if view.samples else loaded.tested
+    tested = saved or evaluate_model(loaded.model, data, view, client.config.common__predict)
     measured = _measured(early, loaded.model, data, features, view)
     return _Start(loaded.model, view, tested, measured)
 
@@ -190,9 +194,10 @@ def _finish(
     own_means = own_means_of(statistics, data)
     # Training has changed the features, so their map into the server's frame is made anew.
     view = dataclasses.replace(start.view, own_means=own_means)
-    tested = evaluate_model(model, data, view)
+    tested = evaluate_model(model, data, view, client.config.common__predict)
     arrays = {**start.measured, **_measured(late, model, data, features, view)}
     rows = _class_means(statistics, data, client.config.min_class_samples, client.config.feature_dim)
+    by_class = {f.name for part in parts for f in part.sends if f.shape.startswith("P")}
     kept = own_means if any(part.needs_means for part in parts) else None
     state = state_to_save(model, view.modules, kept)
     note = accuracy_note(tested, client.test_digest)
@@ -204,7 +209,7 @@ def _finish(
         before=start.tested,
         after=tested,
         seconds=time.perf_counter() - started,
-        arrays={name: array[rows.class_ids] for name, array in arrays.items()},
+        arrays={name: array[rows.class_ids] if name in by_class else array for name, array in arrays.items()},
         shared=shared_weights(parts, model, view.modules),
     )
     return Reply(wire.write_train_reply(reply, broadcast, client.name), save)
@@ -215,7 +220,8 @@ def examine_client(client: Client, broadcast: wire.Broadcast) -> Reply:
     model, modules, _, own_means = open_model(client, broadcast, before=broadcast.server_round + 1)
     if own_means is None and client.config.frame != "shared" and "prototypes" in broadcast.arrays:
         own_means = own_means_of(statistics_of(model, client.data), client.data)  # needed to map the prototypes
-    evaluation = evaluate_model(model, client.data, _view(client, broadcast, own_means, modules))
+    view = _view(client, broadcast, own_means, modules)
+    evaluation = evaluate_model(model, client.data, view, client.config.common__predict)
     return Reply(wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None)
 
 
@@ -232,6 +238,7 @@ def _view(
         feature_dim=client.spec.feature_dim,
         device=client.device,
         modules=modules,
+        samples=in_frame(client, broadcast.experiment),
     )
 
 
@@ -265,7 +272,8 @@ def _measured(
     """Return what some parts measure of a model, by the names of their fields; empty without training data."""
     if not parts or features is None or not len(features):
         return {}
-    trained = Measured(features, data.train_y, lambda: model.linear_head, model.head, view)
+    held = functools.partial(logits_of, model, data.held_x)
+    trained = Measured(features, data.train_y, lambda: model.linear_head, model.head, view, held)
     return {name: array for part in parts for name, array in part.measure(trained).items()}
 
 

@@ -31,11 +31,13 @@ class Share(NamedTuple):
         data: Training and test samples.
         domain: The domain that all of them come from; empty if there are several domains or none.
         spec: What a model must fit: the shape of a sample, the classes, the feature width, the kind of head.
+        words: The characters that each token id stands for; empty for pictures.
     """
 
     data: ClientData
     domain: str
     spec: ModelSpec | TextSpec
+    words: tuple[str, ...] = ()
 
 
 def share_of(config: RunConfig, outside: str, partition: int | None, partitions: int) -> Share:
@@ -58,7 +60,8 @@ def share_of(config: RunConfig, outside: str, partition: int | None, partitions:
             f"`augment = {config.augment}` changes pictures, and data {config.data!r} is text; set it to 'none'"
         )
     spec = _spec(dataset, config.feature_dim, head_for(config.heads, partition or 0, config.feature_dim))
-    return Share(client_data(dataset, split), _domain(dataset, split), spec)
+    words = dataset.words if isinstance(dataset, TextDataset) else ()
+    return Share(client_data(dataset, split), _domain(dataset, split), spec, words)
 
 
 def partition_of(node: Mapping[str, Any]) -> tuple[int | None, int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from isoproto.errors import ConfigError
+from isoproto.settings.common import Common
 from isoproto.settings.logits import Logits
 from isoproto.settings.rules import AUTO, Rule, Scalar
 from isoproto.settings.sections import Data, Federation, Folders, Hyper, Method, Relation, Rounds, Training, Wire
@@ -28,7 +29,7 @@ _PAIR = re.compile(r"""\S+?=(?:'[^']*'|"[^"]*"|\S+)""")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel):
+class MethodSettings(Method, Relation, Hyper, Trainable, Logits, TwinModel, Common):
     """The settings of a method. Each strategy has a value of them, ``strategies.base.PrototypeStrategy.method``.
 
     A part that needs new settings adds its section to the bases.

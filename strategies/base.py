@@ -173,7 +173,7 @@ class PrototypeStrategy(Strategy):
 
         The result depends on the state and the replies alone. The caller sets ``server_round`` and ``accuracy``.
         """
-        sent = [Sent(g.reply.means, g.reply.scatter, g.reply.arrays, g.reply.shared) for g in good]
+        sent = [Sent(g.reply.means, g.reply.scatter, g.reply.arrays, g.reply.shared, g.info.client) for g in good]
         state = dataclasses.replace(self.state, figures={})
         for part in self.parts:
             state = part.fold(self.state, state, sent)

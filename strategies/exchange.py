@@ -41,6 +41,7 @@ class Exchange:
         self._asked: dict[_Key, list[wire.Expected]] = {}
         self._round = 0
         self._terms = reported_terms(parts_of(config))
+        self._faults = tuple(part.fault for part in parts_of(config))
         self._rates: dict[str, float] = {}  # architecture -> seconds per sample, a running mean
 
     @property
@@ -134,6 +135,8 @@ class Exchange:
             dtype=config.wire__dtype,
             shared=self._roster.shared,
             train_counts=self._roster.clients[client].train_counts,
+            frame_dim=self._roster.clients[client].frame_dim,
+            faults=self._faults,
         )
 
     def _message(self, kind: str, key: _Key, written: RecordDict) -> Message:

@@ -39,6 +39,8 @@ class Roster:
         hosts: The node that answers for each client.
         classes: The federation's class list.
         shared: Names, dtypes and shapes of the weights that clients share.
+        frame: Feature map of the common frame, with its checksum, and number of coordinates; ``None`` before it is
+            settled.
         late: Clients that train later than the others, or never.
     """
 
@@ -47,6 +49,7 @@ class Roster:
         self.hosts: dict[str, int] = {}
         self.classes: tuple[str, ...] = ()
         self.shared: wire.Spec = {}
+        self.frame: tuple[str, int] | None = None
         self.late: frozenset[str] = frozenset()
         self._config, self._folder, self._journal = config, folder, journal
         self._refusals = Refusals()
@@ -186,6 +189,8 @@ class Roster:
                 f"client {info.client}: its {len(info.classes)} classes {info.classes[:5]!r:.120} are not the "
                 f"federation's {len(self.classes)} {self.classes[:5]!r:.120}"
             )
+        if self.frame is not None and _frame(info) != self.frame:
+            raise WireError(self._other_frame(info))
         if info.shared and not any(part.words for part in parts_of(self._config)):
             raise WireError(f"client {info.client}: it would share weights, and in this run nobody shares any")
         if self.shared and info.shared != self.shared:
@@ -217,6 +222,7 @@ class Roster:
         lists = collections.Counter(info.classes for info in self.clients.values())
         self.classes = lists.most_common(1)[0][0]
         self._keep(server_round, lambda info: info.classes == self.classes, _other_classes)
+        self._settle_frame(server_round)
         self._settle_shared(server_round)
         self._settle_late()
         if self.simulated and self._config.over_sample:
@@ -224,6 +230,19 @@ class Roster:
                 "`over-sample` leaves the slowest nodes behind, and a simulation goes on with their work while the "
                 "next round waits for it; set over-sample = 0 there"
             )
+
+    def _settle_frame(self, server_round: int) -> None:
+        """Choose the feature map that most clients have behind the common frame, and refuse the other clients."""
+        self.frame = collections.Counter(_frame(info) for info in self.clients.values()).most_common(1)[0][0]
+        self._keep(server_round, lambda info: _frame(info) == self.frame, self._other_frame)
+
+    def _other_frame(self, info: wire.ClientInfo) -> str:
+        name, dim = self.frame or ("", 0)
+        return (
+            f"client {info.client}: its common frame is of map {info.frame or 'none'!r} with {info.frame_dim} "
+            f"coordinates, the federation's of {name or 'none'!r} with {dim}. Statistics of two maps cannot be added; "
+            "give the node the same map (`common.map`, or `map` in its configuration), of the same version"
+        )
 
     def _settle_shared(self, server_round: int) -> None:
         """Choose the shared weights that more than half of the clients have, and refuse the other clients."""
@@ -282,6 +301,10 @@ def _other_kind(info: wire.ClientInfo) -> str:
 
 def _other_weights(info: wire.ClientInfo) -> str:
     return f"client {info.client}, model {info.model!r}: the weights it would share differ from the others'"
+
+
+def _frame(info: wire.ClientInfo) -> tuple[str, int]:
+    return info.frame, info.frame_dim
 
 
 def _shapes(info: wire.ClientInfo) -> tuple[object, ...]:

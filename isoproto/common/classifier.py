@@ -38,10 +38,13 @@ class Classifier(NamedTuple):
     present: Tensor
 
     def logits(self, phi: Tensor) -> Tensor:
-        """Return the logits ``[n, C]`` of samples ``[n, D]``; minus infinity for classes that nobody holds."""
+        """Return the logits ``[n, C]`` of samples ``[n, D]``: minus infinity for classes that nobody holds.
+
+        If nobody holds any class, all logits are zero.
+        """
         rows = self.rows.to(phi.dtype)
         logits = torch.addmm(rows[:, -1], phi, rows[:, :-1].T)
-        return logits.masked_fill(~self.present, -torch.inf)
+        return logits.masked_fill(~self.present & self.present.any(), -torch.inf)
 
 
 def solve(totals: Totals, shrinkages: Sequence[float]) -> list[Classifier]:

@@ -39,7 +39,7 @@ class Frame:
 
     Example:
         >>> made_up = torch.tensor([[0.0, 1.0], [2.0, 5.0]])
-        >>> frame = Frame.of(made_up, dim=2, features=0, clip=9.0, seed=0)
+        >>> frame = Frame.of(made_up, width=2, dim=2, features=0, clip=9.0, seed=0)
         >>> [round(x, 2) for x in (frame(torch.tensor([[3.0, 3.0]])) * 2**0.5)[0].tolist()]
         [1.41, 0.0]
     """
@@ -52,25 +52,29 @@ class Frame:
     clip: float
 
     @classmethod
-    def of(cls, made_up: Tensor, *, dim: int, features: int, clip: float, seed: int) -> Frame:
+    def of(cls, made_up: Tensor | None, *, width: int, dim: int, features: int, clip: float, seed: int) -> Frame:
         """Make the frame of a map.
 
         Args:
-            made_up: Features of made-up samples, ``[n, W]``; they set the scale of each feature.
+            made_up: Features of made-up samples, ``[n, W]``, which set the scale of each feature; ``None`` for features
+                that are used as they are, of about unit length.
+            width: Number of features W.
             dim: Number of coordinates that are linear in the features; never more than W.
             features: Number of random features.
             clip: Largest length of a sample's coordinates.
             seed: The run's seed.
         """
         generator = torch_generator(seed, "common-frame")
-        width = made_up.shape[1]
-        scale = made_up.std(0)
-        scale = scale + 1e-3 * scale.mean() + 1e-12  # a feature that never changes must not blow up
+        if made_up is None:
+            centre, scale = torch.zeros(width), torch.full((width,), 1 / math.sqrt(width))
+        else:
+            centre, scale = made_up.mean(0), made_up.std(0)
+            scale = scale + 1e-3 * scale.mean() + 1e-12  # a feature that never changes must not blow up
         dim = min(dim, width)
         projection = torch.randn(width, dim, generator=generator) / math.sqrt(width) if dim < width else None
         directions = torch.randn(dim, features, generator=generator) / math.sqrt(dim)
         offsets = torch.randn(features, generator=generator)
-        return cls(made_up.mean(0), scale, projection, directions, offsets, clip)
+        return cls(centre, scale, projection, directions, offsets, clip)
 
     @property
     def dim(self) -> int:
@@ -84,4 +88,5 @@ class Frame:
             z = z @ self.projection
         phi = torch.cat([z, torch.relu(_SLOPE * z @ self.directions + self.offsets)], 1) / math.sqrt(self.dim)
         length = phi.norm(dim=1, keepdim=True)
-        return phi * (self.clip / length.clamp(min=self.clip))
+        clipped: Tensor = phi * (self.clip / length.clamp(min=self.clip))
+        return clipped

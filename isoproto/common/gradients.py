@@ -39,7 +39,8 @@ def class_gradients(phi: Tensor, labels: Tensor, classifier: Classifier, tempera
     error = log_probabilities(classifier.logits(flat), temperature, prior).exp()
     labels = labels.repeat_interleave(versions)
     error[torch.arange(len(labels)), labels] -= 1
-    return error.T @ torch.nn.functional.pad(flat, (0, 1), value=1.0) / versions
+    gradient: Tensor = error.T @ torch.nn.functional.pad(flat, (0, 1), value=1.0) / versions
+    return gradient
 
 
 def preconditioner(totals: Totals, shrinkage: float) -> Tensor:
@@ -63,7 +64,7 @@ def stepped(
     step: float,
     pull: float,
 ) -> Tensor:
-    """Return the rows after a step, ``[C, D + 1]``, float64.
+    r"""Return the rows after a step, ``[C, D + 1]``, float64.
 
     Args:
         rows: The rows now.
@@ -72,8 +73,8 @@ def stepped(
         factor: See :func:`preconditioner`.
         samples: Number of samples that the gradients are of.
         temperature: Factor of the logits.
-        step: Length of a step :math:`\\eta`; 1 is safe.
-        pull: Strength :math:`\\mu` of the pull towards the start.
+        step: Length of a step :math:`\eta`; 1 is safe.
+        pull: Strength :math:`\mu` of the pull towards the start.
     """
     move = torch.cholesky_solve(gradient.T, factor).T
     return rows - 4 * step / (temperature * samples) * move - step * pull * (rows - start)

@@ -3,7 +3,7 @@ r"""Mix several predictions of a sample: everybody's classifier, the client's ow
 .. math::
     \log p(c \mid x) = \mathrm{logsoftmax}_c \sum_j \alpha_j \log p_j(c \mid x), \qquad \sum_j \alpha_j = 1
 
-The weights are those of a grid with the smallest loss on samples that no prediction was made from.
+The weights are those of a grid that get the fewest samples wrong of those that no prediction was made from.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from isoproto.common.own import loss_of
 
 PREDICTIONS = ("common", "own", "head")
 """What is mixed, in the order of the weights."""
@@ -27,8 +25,8 @@ WEIGHTS = (
 )
 """All mixtures, ``[M, 3]``: weights of :data:`PREDICTIONS` in steps of a tenth."""
 
-# How many held-out samples the other clients' losses count for, when a client chooses.
-_OTHERS = 20.0
+# How many held-out samples the errors of all clients count for, when a client chooses.
+_OTHERS = 100.0
 # A probability below this is taken as this, so that no prediction can rule a class out.
 _LEAST_LOG = -30.0
 
@@ -51,30 +49,31 @@ def mixed(log_probs: Sequence[Tensor | None], weights: Tensor) -> Tensor:
     return sum((p.clamp(min=_LEAST_LOG) * (w / everything) for p, w in there), torch.tensor(0.0)).log_softmax(1)
 
 
-def mixture_losses(log_probs: Sequence[Tensor | None], labels: Tensor) -> Tensor:
-    """Return the summed loss of held-out samples under each of :data:`WEIGHTS`, ``[M]``, float64."""
-    return torch.stack([loss_of(mixed(log_probs, weights), labels) for weights in WEIGHTS])
+def mixture_errors(log_probs: Sequence[Tensor | None], labels: Tensor) -> Tensor:
+    """Return how many held-out samples each of :data:`WEIGHTS` gets wrong, ``[M]``, int64."""
+    return torch.stack([(mixed(log_probs, weights).argmax(1) != labels).sum() for weights in WEIGHTS])
 
 
-def best_weights(losses: Tensor, others: Tensor | None, *, alone: bool = False) -> Tensor:
-    """Return the mixture with the smallest loss, ``[3]``.
+def best_weights(errors: Tensor, everybody: Tensor | None, *, alone: bool = False) -> Tensor:
+    """Return the mixture with the fewest errors, ``[3]``; of several, the one with most of the first prediction.
 
-    Few held-out samples say little, so the other clients' mean loss counts like twenty more of them.
+    Few held-out samples say little, so the share of errors of all clients counts like a hundred more of them.
 
     Args:
-        losses: The client's summed loss under each of :data:`WEIGHTS`.
-        others: Mean loss of a sample over all clients, ``[M]``; ``None`` if not known.
+        errors: How many of the client's held-out samples each of :data:`WEIGHTS` gets wrong, ``[M]``.
+        everybody: Share of all clients' held-out samples that each gets wrong, ``[M]``; ``None`` if not known.
         alone: Whether everybody's classifier must not be used.
 
     Example:
-        >>> losses = torch.where(WEIGHTS[:, 0] == 1, 0.0, 1.0)
-        >>> best_weights(losses, None)
+        >>> errors = torch.where(WEIGHTS[:, 0] == 1, 0, 1)
+        >>> best_weights(errors, None)
         tensor([1., 0., 0.], dtype=torch.float64)
-        >>> best_weights(losses, None, alone=True)
+        >>> best_weights(errors, None, alone=True)
         tensor([0., 1., 0.], dtype=torch.float64)
     """
-    if others is not None:
-        losses = losses + _OTHERS * others
+    errors = errors.double()
+    if everybody is not None:
+        errors = errors + _OTHERS * everybody
     if alone:
-        losses = losses.masked_fill(WEIGHTS[:, 0] > 0, torch.inf)
-    return WEIGHTS[losses.argmin()]
+        errors = errors.masked_fill(WEIGHTS[:, 0] > 0, torch.inf)
+    return WEIGHTS[errors.argmin()]

@@ -77,8 +77,8 @@ def held_out_losses(
     return torch.stack(losses).view(len(classifiers), len(temperatures))
 
 
-# A sample of a class that a classifier does not know costs this much.
-_MOST = 20.0
+MOST_LOSS = 20.0
+"""What a sample costs whose class a classifier rules out."""
 
 
 def loss_of(log_probs: Tensor, labels: Tensor) -> Tensor:
@@ -88,4 +88,4 @@ def loss_of(log_probs: Tensor, labels: Tensor) -> Tensor:
         log_probs: Logarithms of class probabilities, ``[n, C]``.
         labels: Classes, ``[n]``, int64.
     """
-    return -log_probs.double().gather(1, labels.unsqueeze(1)).clamp(min=-_MOST).sum()
+    return -log_probs.double().gather(1, labels.unsqueeze(1)).clamp(min=-MOST_LOSS).sum()

@@ -23,6 +23,7 @@ from isoproto.data.partition import (
     PartitionOptions,
     class_counts,
     client_data,
+    hold_out,
     partition_table,
     split_clients,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "class_names",
     "client_data",
     "describe",
+    "hold_out",
     "load_dataset",
     "partition_table",
     "split_clients",

@@ -1,11 +1,13 @@
 """Augmentation: random changes of training pictures, drawn for each sample and applied to a whole batch."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _PADDING = 4  # pixels; the largest shift of the crops in both papers
 
@@ -55,7 +57,7 @@ def crop_flip(x: Tensor, generator: torch.Generator) -> Tensor:
         [16, 32, 49]
     """
     samples, _, height, width = x.shape
-    padded = torch.nn.functional.pad(x, [_PADDING] * 4)
+    padded = functional.pad(x, [_PADDING] * 4)
     top, left = _to_device_of(x, torch.randint(0, 2 * _PADDING + 1, (2, samples), generator=generator))
     rows = top[:, None] + torch.arange(height, device=x.device)  # [B, H]
     columns = left[:, None] + torch.arange(width, device=x.device)  # [B, W]
@@ -80,6 +82,35 @@ def crop_flip_batch(x: Tensor, generator: torch.Generator) -> Tensor:
         1
     """
     return crop_flip(x.flatten(0, 1).unsqueeze(0), generator).view(x.shape)
+
+
+def warp(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Turn each picture by up to 15 degrees, shift it by up to a tenth, and scale it by up to 15 per cent.
+
+    Pixels in between are interpolated; those beyond a border are the border's.
+
+    Args:
+        x: Pictures, shape ``[B, channels, H, W]``.
+        generator: Must be on the CPU.
+
+    Example:
+        >>> x = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8).expand(4, 3, 8, 8)
+        >>> changed = warp(x, torch.Generator().manual_seed(0))
+        >>> changed.shape, bool((changed[:, 0] == changed[:, 1]).all()), len(changed.unique(dim=0))
+        (torch.Size([4, 3, 8, 8]), True, 4)
+    """
+    turn, across, down, size = 2 * torch.rand(4, len(x), generator=generator) - 1
+    turn, size = turn * math.radians(15), 1 + 0.15 * size
+    rows = [turn.cos() / size, -turn.sin() / size, 0.2 * across, turn.sin() / size, turn.cos() / size, 0.2 * down]
+    matrices = _to_device_of(x, torch.stack(rows, 1).view(-1, 2, 3))
+    places = functional.affine_grid(matrices, list(x.shape), align_corners=False)
+    moved = functional.grid_sample(x.float(), places, padding_mode="border", align_corners=False)
+    return moved.round_().to(torch.uint8)
+
+
+def warp_flip(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Change each picture as ``warp`` does, then ``flip`` it."""
+    return flip(warp(x, generator), generator)
 
 
 def autoaugment(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -137,4 +168,6 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "crop_flip": crop_flip,
     "crop_flip_batch": crop_flip_batch,
     "autoaugment": autoaugment,
+    "warp": warp,
+    "warp_flip": warp_flip,
 }

@@ -137,6 +137,8 @@ class ClientData:
         test_x: Test samples: ``m`` rows of the data set's ``x``.
         test_y: Classes of the test samples, shape ``[m]``, int64.
         classes: Names of all ``C`` classes of the federation, including those that the client lacks.
+        held_x: Training samples that are held out: nothing is trained on them. None by default.
+        held_y: Their classes.
     """
 
     train_x: Tensor
@@ -144,6 +146,8 @@ class ClientData:
     test_x: Tensor
     test_y: Tensor
     classes: tuple[str, ...]
+    held_x: Tensor = field(default_factory=lambda: torch.zeros(0))
+    held_y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 def to_float(x: Tensor, layout: torch.memory_format = torch.preserve_format) -> Tensor:

@@ -34,6 +34,7 @@ __all__ = [
     "Partitioner",
     "class_counts",
     "client_data",
+    "hold_out",
     "partition_table",
     "split_clients",
 ]
@@ -277,6 +278,36 @@ def client_data(dataset: Dataset, split: ClientSplit) -> ClientData:
         test_x=dataset.x[test],
         test_y=dataset.y[test],
         classes=dataset.classes,
+    )
+
+
+def hold_out(data: ClientData, part: float, generator: torch.Generator) -> ClientData:
+    """Hold out a part of a client's training samples, of every class alike as far as whole samples allow.
+
+    Args:
+        data: The client's samples.
+        part: Which part of the training samples, from 0 to below 1. Of fewer than ``1 / part`` none is held out.
+        generator: Draws the samples; on the CPU.
+
+    Example:
+        >>> labels = torch.tensor([0] * 6 + [1] * 4)
+        >>> data = ClientData(torch.arange(10), labels, torch.zeros(0), torch.zeros(0), ("cat", "dog"))
+        >>> parts = hold_out(data, 0.2, torch.Generator().manual_seed(0))
+        >>> parts.train_y.tolist(), parts.held_y.tolist()
+        ([0, 0, 0, 0, 0, 1, 1, 1], [0, 1])
+    """
+    samples = len(data.train_y)
+    shuffled = torch.randperm(samples, generator=generator)
+    by_class = shuffled[data.train_y[shuffled].sort(stable=True).indices]
+    held = torch.zeros(samples, dtype=torch.bool)
+    place = torch.arange(samples, dtype=torch.float64)
+    held[by_class] = ((place + 1) * part).floor() > (place * part).floor()
+    return replace(
+        data,
+        train_x=data.train_x[~held],
+        train_y=data.train_y[~held],
+        held_x=data.train_x[held],
+        held_y=data.train_y[held],
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
 from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
+from isoproto.parts.common import CommonClassifier
 from isoproto.parts.hyper import HyperPrototypes
 from isoproto.parts.logits import ClassLogits
 from isoproto.parts.mean import Means
@@ -60,6 +61,7 @@ PARTS: tuple[type[Part], ...] = (
     Retrain,
     ClassLogits,
     Twin,
+    CommonClassifier,
 )
 
 PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}

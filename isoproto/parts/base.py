@@ -24,8 +24,24 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, Tensor]
 """Arrays of a message by the names of their fields."""
 
-MOST_VECTORS = 64
-"""Most vectors per class that an axis ``I`` may stand for."""
+
+class Axis(NamedTuple):
+    """An axis that may have any length from ``least`` to ``most``; ``noun`` says of what."""
+
+    least: int
+    most: int
+    noun: str
+
+
+AXES: Mapping[str, Axis] = {
+    "I": Axis(1, 64, "vectors per class"),
+    "V": Axis(1, 64, "classifiers"),
+    "T": Axis(1, 64, "temperatures"),
+    "K": Axis(0, 2**16, "classes"),
+    "R": Axis(0, 2**15, "directions"),
+    "N": Axis(0, 2**20, "entries"),
+}
+"""Axes whose length is that of the array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +50,9 @@ class Field:
 
     Attributes:
         name: Key of the array in the message.
-        shape: Its axes, one letter each: ``C`` classes of the federation, ``P`` classes that the client sends rows of,
-            ``d`` feature width, ``I`` vectors per class, up to ``MOST_VECTORS``.
+        shape: Its axes: ``C`` classes of the federation, ``P`` classes that the client sends class means of, ``d``
+            feature width, ``D`` coordinates of the common frame and ``E`` one more; a letter in ``AXES``
+            for an axis whose length the array says; or a number.
         dtype: Type of its numbers in the message, unless it is ``rounded``.
         rounded: Whether its rows are numbers that may travel rounded, as `wire.dtype` says.
         together: Name of the group that the field belongs to. Fields of a group come together or not at all.
@@ -78,14 +95,16 @@ class Sent(NamedTuple):
     Attributes:
         means: Class means of the classes that the client sent: ``[P, d]``, their ids, and samples behind each.
         scatter: Mean squared distance of a feature from its class mean.
-        arrays: What parts measured, by the names of their fields; the first axis is that of ``means``.
+        arrays: What parts measured, by the names of their fields; the axis ``P`` is that of ``means``.
         shared: The client's weights by name.
+        client: The client's name.
     """
 
     means: ClassRows
     scatter: float
     arrays: Arrays
     shared: Mapping[str, Tensor]
+    client: str = ""
 
     def rows(self, name: str) -> ClassRows | None:
         """Return an array as rows per class ``[P, ...]`` flattened to ``[P, m]``, or ``None`` if it was not sent."""
@@ -157,6 +176,7 @@ class Measured(NamedTuple):
         head: Returns the model's linear head, ``(weight [C, d], bias [C])``. It raises if the head is not linear.
         logits: Computes the logits of features.
         view: What the server sent, and the client's own class means.
+        held: Computes the logits of the samples that are held out, ``[m, C]``.
     """
 
     features: Tensor
@@ -164,6 +184,7 @@ class Measured(NamedTuple):
     head: Callable[[], tuple[Tensor, Tensor]]
     logits: Callable[[Tensor], Tensor]
     view: View
+    held: Callable[[], Tensor] = lambda: torch.zeros(0, 0)
 
 
 class Part:
@@ -241,6 +262,17 @@ class Part:
         """
         return {field.name: None for field in self.sends}
 
+    def fault(self, arrays: Arrays, declared: Sequence[int]) -> str:
+        """Return what is impossible in the arrays of a client's reply; empty if nothing is.
+
+        Shapes, types and the lengths of rows have been checked.
+
+        Args:
+            arrays: What the client sent, by the names in ``up``.
+            declared: Training samples of each class that the client declared; empty if not known.
+        """
+        return ""
+
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
         """Fold the clients' replies into the state.
 
@@ -258,7 +290,11 @@ class Part:
         return ()
 
     def measure(self, measured: Measured) -> Arrays:
-        """Return what the client sends, by the names in ``up``: one row for each of the C classes."""
+        """Return what the client sends, by the names in ``up``.
+
+        An array whose first axis is ``P`` has one row for each of the C classes here. Those of classes that travel are
+        taken out of it.
+        """
         return {}
 
     def shared(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:

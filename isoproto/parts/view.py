@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from isoproto.common.samples import FrameSamples
 from isoproto.geometry.similarity import Similarity, similarity_map
 from isoproto.parts.base import Arrays
 
@@ -47,6 +48,7 @@ class View:
         frame: The setting `frame`.
         arrays: What the server sent, by the names of the parts' fields.
         modules: Modules that parts keep on the client, by name.
+        samples: The client's samples in the common frame; ``None`` if the run has none.
         own_means: The client's class means; ``None`` before its first pass, or where no part needs them.
         num_classes: Number of classes C.
         feature_dim: Feature width d.
@@ -62,6 +64,7 @@ class View:
     feature_dim: int
     device: torch.device = CPU
     modules: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
+    samples: FrameSamples | None = None
 
     @property
     def global_prototypes(self) -> Rows | None:

@@ -76,6 +76,6 @@ def number(
     return dataclasses.field(default=default, metadata={"rule": Rule(doc, (), low, high, above, auto)})
 
 
-def free(default: Scalar, *, doc: str) -> Any:  # noqa: ANN401 - see number
+def free(default: Scalar, *, doc: str, auto: str | None = None) -> Any:  # noqa: ANN401 - see number
     """Declare a setting that may be any text, or true or false."""
-    return dataclasses.field(default=default, metadata={"rule": Rule(doc)})
+    return dataclasses.field(default=default, metadata={"rule": Rule(doc, auto=auto)})

@@ -319,6 +319,8 @@ class Training:
         "crop_flip",
         "crop_flip_batch",
         "autoaugment",
+        "warp",
+        "warp_flip",
         doc="Random changes of training pictures, drawn anew for each sample. `crop_flip` also shifts by up to four "
         "pixels, `crop_flip_batch` shifts a whole batch alike as in FedHPro's published code, `autoaugment` is "
         "the policy for CIFAR-10. Tests and `post-eval` prototypes use unchanged pictures.",

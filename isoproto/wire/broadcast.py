@@ -1,7 +1,7 @@
 """The message that the server sends in a round, and what it checks the replies against."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +82,8 @@ class Expected:
         terms: Names of the loss terms that the reply reports.
         dtype: How rows travel: the setting `wire.dtype`.
         train_counts: Training samples of each class that the client declared; empty if not known.
+        frame_dim: Number of coordinates of the common frame; 0 if the run has none.
+        faults: Return what is impossible in a reply's arrays, given ``train_counts``; see ``Part.fault``.
     """
 
     client: str
@@ -95,6 +97,8 @@ class Expected:
     dtype: str = "float32"
     shared: Spec = field(default_factory=dict)
     train_counts: tuple[int, ...] = ()
+    frame_dim: int = 0
+    faults: tuple[Callable[[Arrays, Sequence[int]], str], ...] = ()
 
 
 def write_broadcast(broadcast: Broadcast) -> RecordDict:
@@ -110,8 +114,14 @@ def write_broadcast(broadcast: Broadcast) -> RecordDict:
     return content
 
 
-def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -> Broadcast:
+def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int, frame_dim: int = 0) -> Broadcast:
     """Decode and check a train or evaluate message; the client calls this.
+
+    Args:
+        content: The message.
+        num_classes: Number of classes C of the federation.
+        feature_dim: Feature width d.
+        frame_dim: Number of coordinates of the common frame; 0 if the run has none.
 
     Raises:
         SchemaMismatch: If the server speaks another schema version.
@@ -124,7 +134,7 @@ def read_broadcast(content: RecordDict, *, num_classes: int, feature_dim: int) -
     settings = settings_of(content)
     form = FORMATS[row_dtype_of(settings)]
     check_names("arrays", arrays, array_names(DOWN.values(), form))
-    sizes = {"C": num_classes, "d": feature_dim}
+    sizes = {"C": num_classes, "d": feature_dim, "D": frame_dim, "E": frame_dim + 1}
     sent = {name: read_field(arrays, f, form, sizes) for name, f in DOWN.items() if is_sent(arrays, f)}
     _check_together(sent)
     for name, tensor in sent.items():

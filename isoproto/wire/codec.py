@@ -16,7 +16,7 @@ from flwr.common.serde import recorddict_to_proto
 from torch import Tensor
 
 from isoproto.errors import SchemaMismatch, WireError
-from isoproto.parts.base import MOST_VECTORS, Field
+from isoproto.parts.base import AXES, Field
 from isoproto.settings.rules import Scalar
 from isoproto.wire.rounding import FORMATS, RowFormat
 
@@ -193,10 +193,9 @@ def read_field(arrays: ArrayRecord, field: Field, form: RowFormat, sizes: Mappin
         arrays: The message's arrays.
         field: Declares the array.
         form: How rows travel.
-        sizes: Length of each axis by its letter. The length of ``I`` is that of the array.
+        sizes: Length of each axis by its letter, but for those in ``AXES``.
     """
-    sizes = {**sizes, "I": _vectors(arrays, field)}
-    shape = tuple(sizes[axis] for axis in field.shape.split())
+    shape = _shape(arrays, field, sizes)
     if not (form.scaled and field.rounded):
         tensor = read_tensor(arrays, field.name, _name_of(_stored(field)), shape)
         return tensor.bool() if field.dtype == torch.bool else tensor
@@ -213,15 +212,19 @@ def read_field(arrays: ArrayRecord, field: Field, form: RowFormat, sizes: Mappin
     return (rows + rows.T) / 2 if field.symmetric else rows
 
 
-def _vectors(arrays: ArrayRecord, field: Field) -> int:
-    """Return the length of an array's axis ``I``; 1 if it has none."""
+def _shape(arrays: ArrayRecord, field: Field, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape that an array must have. Axes of any length have the length that the array says."""
     axes = field.shape.split()
-    if "I" not in axes or field.name not in arrays or len(arrays[field.name].shape) != len(axes):
-        return 1
-    size = int(arrays[field.name].shape[axes.index("I")])
-    if not 1 <= size <= MOST_VECTORS:
-        raise WireError(f"array '{field.name}': expected 1..{MOST_VECTORS} vectors per class, got {size}")
-    return size
+    array = arrays.get(field.name)
+    said = array.shape if array is not None and len(array.shape) == len(axes) else (1,) * len(axes)
+    for axis, size in zip(axes, said, strict=True):
+        if axis in AXES and not AXES[axis].least <= int(size) <= AXES[axis].most:
+            least, most, noun = AXES[axis]
+            raise WireError(f"array '{field.name}': expected {least}..{most} {noun}, got {size}")
+    return tuple(
+        int(size) if axis in AXES else int(axis) if axis.isdecimal() else sizes[axis]
+        for axis, size in zip(axes, said, strict=True)
+    )
 
 
 def length_of(arrays: ArrayRecord, name: str, limit: int) -> int:

@@ -30,6 +30,7 @@ from isoproto.wire.hosted import read_failure, split
 
 _CLASS_LIMIT = 2**16
 _PARTITION_LIMIT = 2**20
+_WIDTH_LIMIT = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class ClientInfo:
         folder: Where that code lies on the client.
         worker: Id of the worker of the simulation that answered; 0 outside of a simulation.
         shared: Names, dtypes and shapes of the weights that it shares in this run.
+        frame: Name and checksum of the feature map behind the common frame; empty if the run has none.
+        frame_dim: Number of coordinates of the common frame; 0 if the run has none.
     """
 
     client: str
@@ -78,6 +81,8 @@ class ClientInfo:
     folder: str = ""
     worker: int = 0
     shared: Spec = field(default_factory=dict)
+    frame: str = ""
+    frame_dim: int = 0
 
 
 def class_digest(classes: Sequence[str]) -> str:
@@ -111,6 +116,8 @@ def write_client_info(info: ClientInfo) -> RecordDict:
             "shared": json.dumps(info.shared),
         }
     )
+    if info.frame:
+        config["frame"], config["frame-dim"] = info.frame, info.frame_dim
     return RecordDict({CONFIG: config})
 
 
@@ -158,6 +165,8 @@ def read_client_info(content: RecordDict) -> ClientInfo:
         folder=text_of(config, "folder"),
         worker=integer_of(config, "worker", 0),
         shared=_read_spec(config),
+        frame=text_of(config, "frame") if "frame" in config else "",
+        frame_dim=integer_of(config, "frame-dim", 1, _WIDTH_LIMIT) if "frame" in config else 0,
     )
     if not info.client:
         raise WireError("config 'client': expected a name, got an empty one")

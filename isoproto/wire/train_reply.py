@@ -57,7 +57,7 @@ class TrainReply:
         before: Accuracy before training, with the server's weights installed.
         after: Accuracy after training.
         seconds: Time the client spent on the message.
-        arrays: Rows that parts send, by the names of their fields; the first axis is that of ``means``.
+        arrays: What parts send, by the names of their fields; the axis ``P`` is that of ``means``.
     """
 
     means: ClassRows
@@ -124,6 +124,8 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
         "P": length_of(arrays, "class-ids", expected.num_classes),
         "C": expected.num_classes,
         "d": expected.feature_dim,
+        "D": expected.frame_dim,
+        "E": expected.frame_dim + 1,
     }
     ids, means, counts = (read_field(arrays, declared, form, sizes) for declared in _MEANS)
     ids = ids.long()
@@ -193,18 +195,22 @@ def _read_rows(
             raise WireError(f"the reply carries {declared.noun or declared.name}, but this strategy uses none")
     rows = {f.name: read_field(arrays, f, form, sizes) for f in parts if f in came or f.together in groups}
     for name, tensor in rows.items():
-        _check_lengths(UP[name], tensor, ids, shared, expected)
+        if not bool(torch.isfinite(tensor).all()):
+            raise WireError(
+                f"array '{name}' holds NaN or infinity, shape {tuple(tensor.shape)}; the model has diverged"
+            )
+        if UP[name].shape.startswith("P"):
+            _check_lengths(UP[name], tensor, ids, shared, expected)
+    for fault in expected.faults:
+        if found := fault(rows, expected.train_counts):
+            raise WireError(found)
     return rows
 
 
 def _check_lengths(
     declared: Field, rows: Tensor, ids: Tensor, shared: Mapping[str, Tensor], expected: Expected
 ) -> None:
-    """Refuse rows that are not finite, or that are longer than an honest client's can be."""
-    if not bool(torch.isfinite(rows).all()):
-        raise WireError(
-            f"array '{declared.name}' holds NaN or infinity, shape {tuple(rows.shape)}; the model has diverged"
-        )
+    """Refuse rows that are longer than an honest client's can be."""
     limit_of = expected.limits[declared.name]
     if limit_of is None:
         longest, reason = expected.max_norm, "`max-norm` is {:.3g}"

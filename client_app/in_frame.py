@@ -1,0 +1,141 @@
+"""A client's samples in the common frame: computed once, and kept in the cache folder beside the prepared data."""
+
+import functools
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from client_app.client import Client
+from isoproto.common.classifier import Classifier
+from isoproto.common.frame import Frame
+from isoproto.common.own import Choice, chosen, own_classifier
+from isoproto.common.samples import FrameSamples
+from isoproto.data.augment import AUGMENTATIONS
+from isoproto.data.folders import Array, cached_array, content_key
+from isoproto.maps import FeatureMap, computed, create_map, fingerprint, made_up
+from isoproto.seeding import torch_generator
+from models import ModelSpec, TextSpec
+
+# A new number makes all cached classifiers outdated.
+_FORMAT = 1
+
+
+def frame_name(client: Client) -> tuple[str, int]:
+    """Return the name and checksum of the client's feature map, and the number of coordinates; empty without one."""
+    if client.config.common__map == "none":
+        return "", 0
+    feature_map, frame = _frame_of(client)
+    return f"{feature_map.name}:{fingerprint(feature_map)}", frame.dim
+
+
+def in_frame(client: Client, experiment: str) -> FrameSamples | None:
+    """Return the client's samples in the common frame; ``None`` if the run has none.
+
+    Args:
+        client: The client.
+        experiment: Id of the experiment. Checksums of the data are of no use in another one.
+    """
+    if client.config.common__map == "none":
+        return None
+    data, classes = client.data, client.num_classes
+    fit, held, test = (_coordinates(client, x, copies) for x, copies in _parts(client))
+    labels = torch.cat([data.train_y, data.held_y])
+    digests = tuple(_digest(experiment, client, x, y) for x, y in ((fit, data.train_y), (held, data.held_y)))
+    choice, own_fit, own = _own(fit, held, data.train_y, labels, classes)
+    return FrameSamples(
+        fit=fit,
+        fit_labels=data.train_y,
+        held=held,
+        held_labels=data.held_y,
+        test=test[:, 0],
+        num_classes=classes,
+        digests=(digests[0], digests[1]),
+        choice=choice,
+        own_fit=own_fit,
+        own=own,
+    )
+
+
+def _parts(client: Client) -> list[tuple[Tensor, int]]:
+    """Return the client's training, held-out and test samples, and how many copies of each are made."""
+    data = client.data
+    copies = 0 if isinstance(client.spec, TextSpec) else client.config.common__copies
+    return [(data.train_x, copies), (data.held_x, copies), (data.test_x, 0)]
+
+
+def _frame_of(client: Client) -> tuple[FeatureMap, Frame]:
+    config = client.config
+    return _frame(
+        config.common__map,
+        client.own_map,
+        client.spec,
+        client.words,
+        client.device,
+        (config.common__dim, config.common__features, config.common__clip, config.seed),
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _frame(
+    name: str,
+    own: str,
+    spec: ModelSpec | TextSpec,
+    words: tuple[str, ...],
+    device: torch.device,
+    settings: tuple[int, int, float, int],
+) -> tuple[FeatureMap, Frame]:
+    dim, features, clip, seed = settings
+    shape = (spec.channels, spec.height, spec.width) if isinstance(spec, ModelSpec) else ()
+    feature_map = create_map(name, shape=shape, words=words, device=device, own=own)
+    usual_dim, usual_features = feature_map.usual
+    frame = Frame.of(
+        made_up(feature_map) if feature_map.standardise else None,
+        width=feature_map.width,
+        dim=dim or usual_dim,
+        features=usual_features if features < 0 else features,
+        clip=clip,
+        seed=seed,
+    )
+    return feature_map, frame
+
+
+def _coordinates(client: Client, x: Tensor, copies: int) -> Tensor:
+    """Return the coordinates of samples and of changed copies of them, ``[n, 1 + copies, D]``, float32."""
+    feature_map, frame = _frame_of(client)
+    config = client.config
+    if not len(x):
+        return torch.zeros(0, 1 + copies, frame.dim)
+    change = AUGMENTATIONS[config.common__change]
+    versions = [x, *(change(x, torch_generator(config.seed, "copies", number)) for number in range(copies))]
+    function: Callable[[Tensor], Tensor] = lambda batch: frame(feature_map(batch))  # noqa: E731 - named by its place
+    key = (fingerprint(feature_map), config.common__dim, config.common__features, config.common__clip, config.seed)
+    found = computed(function, torch.cat(versions), key=key, name=f"client {client.name}: common frame")
+    return found.view(1 + copies, len(x), -1).transpose(0, 1)
+
+
+def _digest(experiment: str, client: Client, phi: Tensor, labels: Tensor) -> int:
+    """Return a checksum of samples: 62 bits, never the same in two experiments."""
+    found = hashlib.sha256(f"{experiment}\x1f{client.name}\x1f{client.config.common__rank}".encode())
+    for tensor in (phi, labels):
+        found.update(tensor.contiguous().numpy().tobytes())
+    return int.from_bytes(found.digest()[:8], "little") >> 2
+
+
+def _own(
+    fit: Tensor, held: Tensor, fit_labels: Tensor, labels: Tensor, classes: int
+) -> tuple[Choice, Classifier, Classifier]:
+    """Return what the client makes of its own samples alone: its choice, and a classifier without and with ``held``."""
+    content = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in (fit, held, labels))).hexdigest()
+
+    def make() -> Array:
+        choice = chosen(fit, fit_labels, classes)
+        both = torch.cat([fit, held])
+        found = [own_classifier(x, y, classes, choice) for x, y in ((fit, fit_labels), (both, labels))]
+        return torch.cat([torch.tensor(choice).double(), *(c.rows.flatten() for c in found)]).numpy()
+
+    kept = torch.from_numpy(cached_array(content_key("own", (_FORMAT, classes, content)), make))
+    rows = kept[2:].view(2, classes, -1)
+    present = [torch.bincount(y, minlength=classes) > 0 for y in (fit_labels, labels)]
+    return Choice(*kept[:2].tolist()), Classifier(rows[0], present[0]), Classifier(rows[1], present[1])

@@ -1,0 +1,328 @@
+"""What the server keeps of the common frame: each client's statistics, and the classifier made of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from isoproto.common.classifier import solve
+from isoproto.common.gradients import preconditioner, stepped
+from isoproto.common.own import TEMPERATURES
+from isoproto.common.statistics import Block, Totals, total
+from isoproto.parts.base import Arrays
+
+BLOCKS = ("fit", "held")
+"""Kinds of statistics: of a client's training samples, and of those that it holds out."""
+
+CANDIDATES = (0.01, 0.03, 0.1, 0.3)
+# What is used until held-out losses have chosen.
+_FIRST = (0.1, 0.5)
+# The choice is made anew when the samples have grown by this factor.
+_GROWTH = 1.1
+# Gradient rounds end after so many without a smaller held-out loss.
+_PATIENCE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameRules:
+    """How the server makes the classifier: the settings `common.*` of these names."""
+
+    shrink: float
+    temperature: float
+    rounds: int
+    step: float
+    pull: float
+
+    @property
+    def candidates(self) -> tuple[float, ...]:
+        """Shrinkages to choose from."""
+        return (self.shrink,) if self.shrink else CANDIDATES
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Temperatures to choose from."""
+        return (self.temperature,) if self.temperature else TEMPERATURES
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing to choose."""
+        return bool(self.shrink and self.temperature)
+
+    @property
+    def first(self) -> tuple[float, float]:
+        """Shrinkage and temperature before anything is known."""
+        return self.shrink or _FIRST[0], self.temperature or _FIRST[1]
+
+
+class Measurements(NamedTuple):
+    """What a client measured with the classifiers that the server sent.
+
+    Attributes:
+        client: The client's name.
+        held: Number of its held-out samples; 0 if it has none.
+        losses: Their summed loss under each classifier and temperature, ``[V, T]``; ``None`` without such samples.
+        mixtures: How many of them each mixture gets wrong, ``[M]``; likewise.
+        gradient: Gradients of each class, ``[C, D + 1]``; ``None`` if none were asked for.
+    """
+
+    client: str
+    held: int
+    losses: Tensor | None
+    mixtures: Tensor | None
+    gradient: Tensor | None
+
+    @classmethod
+    def of(cls, client: str, arrays: Arrays) -> Measurements:
+        """Return what is in a reply."""
+        held = int(arrays["common-held"]) if "common-held" in arrays else 0
+        return cls(client, held, *(arrays.get(f"common-{name}") for name in ("losses", "mixed", "gradient")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonState:
+    """The state of the common frame on the server.
+
+    Attributes:
+        present: Which classes somebody holds, ``[C]``, bool.
+        blocks: Statistics by kind and client.
+        digests: Their checksums, likewise.
+        rows: Classifiers that clients are sent to judge, ``[V, C, D + 1]``, without the samples held out. While the
+            shrinkage is chosen, one for each candidate. Then the best one so far, and the next one, if there is any.
+        start: The closed form at the chosen shrinkage, without the samples held out, ``[C, D + 1]``.
+        everything: The closed form from all samples, ``[C, D + 1]``.
+        first: Which row is the closed form at the first shrinkage while the shrinkage is chosen.
+        shrink: The chosen shrinkage.
+        temperature: The chosen temperature.
+        chosen_of: Number of samples when they were chosen; 0 if they are still to be chosen.
+        steps: Gradient steps that were made.
+        worse: Steps in a row that did not make the held-out loss smaller.
+        mixtures: Share of held-out samples that each mixture gets wrong, ``[M]``; empty if not known.
+    """
+
+    present: Tensor
+    blocks: Mapping[tuple[str, str], Block] = field(default_factory=dict)
+    digests: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    rows: Tensor
+    start: Tensor
+    everything: Tensor
+    first: int = 0
+    shrink: float = 0.0
+    temperature: float = 0.0
+    chosen_of: float = 0.0
+    steps: int = 0
+    worse: int = 0
+    mixtures: Tensor
+
+    @classmethod
+    def empty(cls, num_classes: int) -> CommonState:
+        """Return the state before anything was sent."""
+        nothing = torch.zeros(num_classes, 0)
+        return cls(
+            present=torch.zeros(num_classes, dtype=torch.bool),
+            rows=torch.zeros(0, num_classes, 0),
+            start=nothing,
+            everything=nothing,
+            mixtures=torch.zeros(0),
+        )
+
+    # To and from the checkpoint
+
+    def to_memory(self) -> dict[str, Tensor]:
+        """Return the state as named tensors."""
+        tensors = {f"common.{name}": getattr(self, name).clone() for name in _TENSORS}  # some are parts of others
+        numbers = [float(getattr(self, name)) for name in _NUMBERS]
+        tensors["common.numbers"] = torch.tensor(numbers, dtype=torch.float64)
+        for (kind, client), block in self.blocks.items():
+            digest = torch.tensor([self.digests[kind, client]])
+            floor = torch.tensor([block.floor], dtype=torch.float64)
+            for name, tensor in {**block._asdict(), "floor": floor, "digest": digest}.items():
+                tensors[f"common.{kind}.{name}.{client}"] = tensor
+        return tensors
+
+    @classmethod
+    def of(cls, memory: Mapping[str, Tensor]) -> CommonState | None:
+        """Return the state that ``to_memory`` wrote; ``None`` if it holds none."""
+        if "common.numbers" not in memory:
+            return None
+        numbers: dict[str, Any] = dict(zip(_NUMBERS, memory["common.numbers"].tolist(), strict=True))
+        numbers |= {name: int(numbers[name]) for name in ("first", "steps", "worse")}
+        blocks, digests = {}, {}
+        for kind in BLOCKS:
+            prefix = f"common.{kind}.digest."
+            for client in sorted(n.removeprefix(prefix) for n in memory if n.startswith(prefix)):
+                parts = [memory[f"common.{kind}.{name}.{client}"] for name in Block._fields]
+                blocks[kind, client] = Block(parts[0], parts[1], parts[2], parts[3], float(parts[4]))
+                digests[kind, client] = int(memory[prefix + client])
+        values: dict[str, Any] = {**numbers, **{name: memory[f"common.{name}"] for name in _TENSORS}}
+        return cls(blocks=blocks, digests=digests, **values)
+
+    # What clients are sent
+
+    def downlink(self, rules: FrameRules) -> Arrays:
+        """Return the arrays to send."""
+        arrays = {"common-known": torch.tensor(sorted(self.digests.values()), dtype=torch.int64)}
+        if not len(self.rows):
+            return arrays
+        plan = [float(self._best), self.temperature, float(self._asks(rules))]
+        arrays |= {
+            "common-rows": self.rows.float(),
+            "common-classifier": (self.everything + self.rows[self._best] - self.start).float(),
+            "common-present": self.present,
+            "common-plan": torch.tensor(plan),
+        }
+        return arrays | ({"common-mixtures": self.mixtures.float()} if len(self.mixtures) else {})
+
+    @property
+    def _choosing(self) -> bool:
+        """Whether clients judge the candidates."""
+        return bool(len(self.rows)) and not self.chosen_of
+
+    @property
+    def _best(self) -> int:
+        """Which of the rows to predict with."""
+        return self.first if self._choosing else 0
+
+    def _asks(self, rules: FrameRules) -> bool:
+        """Whether clients send gradients."""
+        return not self._choosing and self.steps < rules.rounds and self.worse < _PATIENCE
+
+    # The next state
+
+    def next(
+        self,
+        rules: FrameRules,
+        new: Mapping[tuple[str, str], tuple[int, Block]],
+        measured: Sequence[Measurements],
+    ) -> CommonState:
+        """Return the state after a round.
+
+        Args:
+            rules: How the classifier is made.
+            new: Statistics that came, with their checksums, by kind and client.
+            measured: What clients measured with the classifiers of this state.
+        """
+        state = self._chosen(rules, measured)._mixing(measured)
+        if new or state.chosen_of != self.chosen_of:
+            digests = {**self.digests, **{key: digest for key, (digest, _) in new.items()}}
+            blocks = {**self.blocks, **{key: block for key, (_, block) in new.items()}}
+            state = dataclasses.replace(
+                state, blocks=dict(sorted(blocks.items())), digests=dict(sorted(digests.items()))
+            )
+            anew = state.chosen_of != self.chosen_of or any(kind == "fit" for kind, _ in new)
+            state = state.solved(rules) if anew else state._with_held(rules)
+            if anew:
+                return state
+        return state._moved(rules, measured)
+
+    def without(self, client: str, rules: FrameRules) -> CommonState:
+        """Return the state without a client's statistics.
+
+        Gradient steps start again from the closed form, since the client's gradients are in them.
+        """
+        kept = {key: block for key, block in self.blocks.items() if key[1] != client}
+        digests = {key: self.digests[key] for key in kept}
+        return dataclasses.replace(self, blocks=kept, digests=digests).solved(rules)
+
+    def solved(self, rules: FrameRules) -> CommonState:
+        """Return the state with the classifier made anew from all statistics, and no gradient steps."""
+        fit = self._total("fit")
+        if fit is None:
+            return CommonState.empty(len(self.present))
+        samples = float(fit.counts.sum())
+        settled = rules.settled or self.chosen_of * _GROWTH >= samples
+        shrink = self.shrink or rules.first[0]
+        found = solve(fit, [shrink] if settled else rules.candidates)
+        rows = torch.stack([classifier.rows for classifier in found])
+        first = 0 if settled else rules.candidates.index(shrink)
+        state = dataclasses.replace(
+            self,
+            present=found[0].present,
+            rows=rows,
+            start=rows[first],
+            first=first,
+            shrink=shrink,
+            temperature=self.temperature or rules.first[1],
+            chosen_of=(self.chosen_of or samples) if settled else 0.0,
+            steps=0,
+            worse=0,
+        )
+        return state._with_held(rules)
+
+    def _with_held(self, rules: FrameRules) -> CommonState:
+        """Return the state with the closed form from all samples made anew."""
+        everything = self._total("fit", "held")
+        if everything is None:
+            return self
+        (classifier,) = solve(everything, [self.shrink])
+        return dataclasses.replace(self, everything=classifier.rows, present=classifier.present)
+
+    def _total(self, *kinds: str) -> Totals | None:
+        blocks = [block for (kind, _), block in self.blocks.items() if kind in kinds]
+        return total(blocks, len(self.present), blocks[0].sums.shape[1]) if blocks else None
+
+    def _chosen(self, rules: FrameRules, measured: Sequence[Measurements]) -> CommonState:
+        """Return the state with the shrinkage and temperature of the smallest held-out loss."""
+        losses = [m.losses for m in measured if m.losses is not None and len(m.losses) == len(self.rows)]
+        if not self._choosing or not losses:
+            return self
+        best = int(torch.stack(losses).double().sum(0).argmin())
+        shrink, temperature = divmod(best, len(rules.temperatures))
+        samples = sum(float(b.counts.sum()) for (kind, _), b in self.blocks.items() if kind == "fit")
+        return dataclasses.replace(
+            self,
+            shrink=rules.candidates[shrink],
+            temperature=rules.temperatures[temperature],
+            chosen_of=samples,
+        )
+
+    def _mixing(self, measured: Sequence[Measurements]) -> CommonState:
+        """Return the state with the share of held-out samples that each mixture gets wrong."""
+        found = [m.mixtures.double() for m in measured if m.mixtures is not None]
+        if not found:
+            return self
+        mean = torch.stack(found).sum(0) / sum(m.held for m in measured if m.mixtures is not None)
+        return dataclasses.replace(self, mixtures=mean)
+
+    def _moved(self, rules: FrameRules, measured: Sequence[Measurements]) -> CommonState:
+        """Return the state after a gradient step: with the better row kept, and the next one to judge."""
+        if self._choosing or not len(self.rows):
+            return self
+        state = self._judged(rules, measured)
+        known = {client: float(b.counts.sum()) for (kind, client), b in state.blocks.items() if kind == "fit"}
+        sent = [m for m in measured if m.gradient is not None and m.client in known]
+        if not state._asks(rules) or not sent or state.worse > self.worse:  # gradients are of the row that was dropped
+            return state
+        fit = state._total("fit")
+        assert fit is not None  # noqa: S101 - there are gradients of known clients
+        row = stepped(
+            self.rows[-1],
+            state.start,
+            torch.stack([m.gradient.double() for m in sent if m.gradient is not None]).sum(0),
+            preconditioner(fit, state.shrink),
+            samples=sum(known[m.client] for m in sent),
+            temperature=state.temperature,
+            step=rules.step / 2**state.worse,
+            pull=rules.pull,
+        )
+        return dataclasses.replace(state, rows=torch.stack([state.rows[0], row]), steps=state.steps + 1)
+
+    def _judged(self, rules: FrameRules, measured: Sequence[Measurements]) -> CommonState:
+        """Return the state with the row of the last step kept if it made the held-out loss smaller."""
+        if len(self.rows) != 2 or not measured:
+            return self
+        losses = [m.losses.double() for m in measured if m.losses is not None and len(m.losses) == 2]
+        if not losses:  # nobody holds samples out, so nobody can judge
+            return dataclasses.replace(self, rows=self.rows[1:])
+        best, new = torch.stack(losses).sum(0)[:, rules.temperatures.index(self.temperature)].tolist()
+        if new < best:
+            return dataclasses.replace(self, rows=self.rows[1:], worse=0)
+        return dataclasses.replace(self, rows=self.rows[:1], worse=self.worse + 1)
+
+
+_TENSORS = ("present", "rows", "start", "everything", "mixtures")
+_NUMBERS = ("first", "shrink", "temperature", "chosen_of", "steps", "worse")
