@@ -82,6 +82,7 @@ class Expected:
         terms: Names of the loss terms that the reply reports.
         dtype: How rows travel: the setting `wire.dtype`.
         train_counts: Training samples of each class that the client declared; empty if not known.
+        predictors: Names of the predictors that an evaluation may count beside each other; empty if none may come.
     """
 
     client: str
@@ -95,6 +96,7 @@ class Expected:
     dtype: str = "float32"
     shared: Spec = field(default_factory=dict)
     train_counts: tuple[int, ...] = ()
+    predictors: tuple[str, ...] = ()
 
 
 def write_broadcast(broadcast: Broadcast) -> RecordDict:
