@@ -41,7 +41,9 @@ class Exchange:
         self._asked: dict[_Key, list[wire.Expected]] = {}
         self._round = 0
         self._terms = reported_terms(parts_of(config))
-        self._faults = tuple(part.fault for part in parts_of(config))
+        parts = parts_of(config)
+        self._faults = tuple(part.fault for part in parts)
+        self._predictors = tuple(name for part in parts for name in part.predictors)
         self._rates: dict[str, float] = {}  # architecture -> seconds per sample, a running mean
 
     @property
@@ -137,6 +139,7 @@ class Exchange:
             train_counts=self._roster.clients[client].train_counts,
             frame_dim=self._roster.clients[client].frame_dim,
             faults=self._faults,
+            predictors=self._predictors,
         )
 
     def _message(self, kind: str, key: _Key, written: RecordDict) -> Message:

@@ -50,7 +50,8 @@ def preconditioner(totals: Totals, shrinkage: float) -> Tensor:
     moment = torch.cat([torch.cat([totals.moment / samples, everything[:-1].unsqueeze(1)], 1), everything.unsqueeze(0)])
     _, variance = covariance_of(totals)
     moment.diagonal().add_(shrinkage * variance)
-    return torch.linalg.cholesky(moment)
+    factor: Tensor = torch.linalg.cholesky(moment)
+    return factor
 
 
 def stepped(

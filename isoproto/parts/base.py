@@ -202,6 +202,7 @@ class Part:
         reports: Names of its loss terms.
         words: Words that a device's owner allows for weights that travel; empty if none travel.
         owns: Name of a second module that it keeps on each client; empty for none.
+        predictors: Ways to predict that an evaluation counts beside each other; see ``isoproto.wire.PREDICTORS``.
     """
 
     makes: ClassVar[tuple[str, ...]] = ()
@@ -212,6 +213,7 @@ class Part:
     reports: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
     owns: ClassVar[str] = ""
+    predictors: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:

@@ -64,6 +64,7 @@ class CommonClassifier(Part):
     clip: float
     minimum: int
 
+    predictors = ("head", "common", "own", "joint", "alone")
     down = (
         Field(name="common-known", shape="N", dtype=torch.int64),
         Field(name="common-rows", shape="V C E", together="common"),

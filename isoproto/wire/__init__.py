@@ -7,7 +7,7 @@ No other package knows the names of records and keys. ``query`` asks a node whic
 
 from isoproto.wire.broadcast import Broadcast, Expected, read_broadcast, read_settings, write_broadcast
 from isoproto.wire.codec import SCHEMA_VERSION, Spec, serialised_bytes, tensor_spec
-from isoproto.wire.evaluation import Evaluation, read_evaluate_reply, write_evaluate_reply
+from isoproto.wire.evaluation import PREDICTORS, Evaluation, read_evaluate_reply, write_evaluate_reply
 from isoproto.wire.hosted import address, join, read_failure, read_hosted, split, write_failure
 from isoproto.wire.query import (
     ClientInfo,
@@ -22,6 +22,7 @@ from isoproto.wire.query import (
 from isoproto.wire.train_reply import TrainReply, payload_bytes, read_train_reply, write_train_reply
 
 __all__ = [
+    "PREDICTORS",
     "SCHEMA_VERSION",
     "Broadcast",
     "ClientInfo",

@@ -84,6 +84,7 @@ class Expected:
         train_counts: Training samples of each class that the client declared; empty if not known.
         frame_dim: Number of coordinates of the common frame; 0 if the run has none.
         faults: Return what is impossible in a reply's arrays, given ``train_counts``; see ``Part.fault``.
+        predictors: Names of the predictors that an evaluation may count beside each other; empty if none may come.
     """
 
     client: str
@@ -99,6 +100,7 @@ class Expected:
     train_counts: tuple[int, ...] = ()
     frame_dim: int = 0
     faults: tuple[Callable[[Arrays, Sequence[int]], str], ...] = ()
+    predictors: tuple[str, ...] = ()
 
 
 def write_broadcast(broadcast: Broadcast) -> RecordDict:

@@ -32,7 +32,7 @@ from isoproto.wire.codec import (
     write_array,
     write_fields,
 )
-from isoproto.wire.evaluation import EVALUATED, Evaluation, evaluation_metrics, read_evaluation
+from isoproto.wire.evaluation import Evaluation, evaluated_names, evaluation_metrics, read_evaluation
 from isoproto.wire.rounding import FORMATS, RowFormat
 from isoproto.wire.weights import read_shared
 
@@ -131,7 +131,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
     ids = ids.long()
     _check_rows(ids, means, counts, expected)
     metrics = record_of(content, METRICS, MetricRecord)
-    check_names("metrics", metrics, _train_metrics(expected.terms))
+    check_names("metrics", metrics, _train_metrics(expected))
     samples = integer_of(metrics, "samples", 0)
     if int(counts.sum()) > samples:
         raise WireError(f"array 'count': {int(counts.sum())} samples in the classes, but 'samples' is {samples}")
@@ -141,8 +141,8 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
         means=ClassRows(ids, means, counts, samples),
         scatter=number_of(metrics, "scatter", 0.0),
         losses={name: number_of(metrics, f"loss-{name}") for name in expected.terms},
-        before=read_evaluation(metrics, "before"),
-        after=read_evaluation(metrics, "after"),
+        before=read_evaluation(metrics, "before", expected.predictors),
+        after=read_evaluation(metrics, "after", expected.predictors),
         seconds=number_of(metrics, "seconds", 0.0),
         arrays=_read_rows(arrays, ids, shared, expected, sizes),
         shared=shared,
@@ -227,6 +227,6 @@ def _check_lengths(
         )
 
 
-def _train_metrics(terms: Sequence[str]) -> list[str]:
-    evaluated = (f"{moment}-{name}" for moment in ("before", "after") for name in EVALUATED)
-    return ["samples", "scatter", "seconds", *(f"loss-{name}" for name in terms), *evaluated]
+def _train_metrics(expected: Expected) -> list[str]:
+    evaluated = (name for moment in ("before", "after") for name in evaluated_names(moment, expected.predictors))
+    return ["samples", "scatter", "seconds", *(f"loss-{name}" for name in expected.terms), *evaluated]

@@ -99,6 +99,28 @@ def test_an_evaluation_is_read_as_it_was_written(data, classes):
     assert wire.read_evaluate_reply(content, expected) == evaluation
 
 
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=30))
+def test_predictions_that_are_counted_honestly_are_read_as_they_were_written(samples):
+    """Each sample says whether the shown prediction, the one with nothing exchanged and the head are right."""
+    shown, alone, head = ([sample[i] for sample in samples] for i in range(3))
+    evaluation = wire.Evaluation(
+        correct=sum(shown),
+        total=len(samples),
+        class_correct=(sum(shown),),
+        class_total=(len(samples),),
+        class_predicted=(len(samples),),
+        predictors={"head": sum(head), "joint": sum(shown), "alone": sum(alone)},
+        gained=sum(a and not b for a, b in zip(shown, alone, strict=True)),
+        lost=sum(b and not a for a, b in zip(shown, alone, strict=True)),
+    )
+    broadcast = wire.Broadcast(experiment="e", server_round=1, settings={})
+    expected = wire.Expected(
+        client="0", experiment="e", server_round=1, num_classes=1, feature_dim=1, predictors=wire.PREDICTORS
+    )
+    content = sent(wire.write_evaluate_reply(evaluation, broadcast, "0"))
+    assert wire.read_evaluate_reply(content, expected) == evaluation
+
+
 @given(st.data(), st.lists(NAMES, min_size=1, max_size=8))
 def test_client_info_is_read_as_it_was_written(data, classes):
     counts = st.lists(COUNTS, min_size=len(classes), max_size=len(classes)).map(tuple)

@@ -735,6 +735,87 @@ def test_wrong_evaluation_is_refused(key, value, told):
         wire.read_evaluate_reply(sent(content), EXPECTED)
 
 
+# What federation added
+
+COMPARED = dataclasses.replace(
+    EVALUATION, predictors={"head": 4, "common": 5, "own": 3, "joint": 5, "alone": 4}, gained=3, lost=2
+)
+COMPARING = dataclasses.replace(EXPECTED, predictors=wire.PREDICTORS)
+
+
+def compared_content(**metrics: Any) -> RecordDict:
+    content = wire.write_evaluate_reply(COMPARED, BROADCAST, client="3")
+    for key, value in metrics.items():
+        content["metrics"][key.replace("_", "-")] = value
+    return sent(content)
+
+
+def test_predictors_arrive_in_an_evaluation_and_in_a_training_reply():
+    assert wire.read_evaluate_reply(compared_content(), COMPARING) == COMPARED
+    before = wire.Evaluation(correct=2, total=8, predictors={"alone": 3}, gained=1, lost=2)
+    after = wire.Evaluation(correct=6, total=8, predictors={"joint": 6, "head": 5})
+    read = wire.read_train_reply(reply_content(before=before, after=after), COMPARING)
+    assert (read.before, read.after) == (before, after)
+
+
+def test_without_predictors_an_evaluation_has_no_further_metrics():
+    content = wire.write_evaluate_reply(EVALUATION, BROADCAST, client="3")
+    assert list(content["metrics"]) == [
+        *("after-correct", "after-total", "after-correct-prototype"),
+        *("class-correct", "class-total", "class-predicted"),
+    ]
+
+
+def test_a_predictor_that_no_run_has_is_not_sent():
+    with pytest.raises(ValueError, match=r"unknown predictors \['oracle'\]; an evaluation may count head, common"):
+        wire.write_evaluate_reply(wire.Evaluation(correct=1, total=1, predictors={"oracle": 1}), BROADCAST, "3")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"after_correct_own": 9}, "metric 'after-correct-own': 9 right of 8 samples"),
+        ({"after_correct_own": -1}, "'after-correct-own': expected a whole number from 0"),
+        ({"after_correct_own": 2.0}, "'after-correct-own': expected a whole number from 0"),
+        ({"after_correct_alone": 9}, "metric 'after-correct-alone': 9 right of 8 samples"),
+        ({"after_correct_oracle": 1}, r"unexpected metrics \['after-correct-oracle'\]"),
+        ({"after_gained": -1}, "'after-gained': expected a whole number from 0"),
+        ({"after_gained": 5, "after_lost": 4}, "'after-gained': 5 samples gained, but .* leaves only 4 of 8 to gain"),
+        (
+            {"after_correct_alone": 1, "after_gained": 6, "after_lost": 2},
+            "'after-lost': 2 samples lost, but 'after-correct-alone' has only 1 to lose",
+        ),
+        ({"after_gained": 2}, r"2 gained and 2 lost make \+0, but 'after-correct' and .* differ by \+1"),
+    ],
+)
+def test_impossible_counts_of_predictors_are_refused(metrics, told):
+    with pytest.raises(WireError, match=told):
+        wire.read_evaluate_reply(compared_content(**metrics), COMPARING)
+
+
+@pytest.mark.parametrize("name", ["gained", "lost"])
+def test_a_comparison_is_refused_without_both_sides(name):
+    content = compared_content()
+    del content["metrics"][f"after-{name}"]
+    with pytest.raises(WireError, match=f"'after-{name}': expected a whole number"):
+        wire.read_evaluate_reply(content, COMPARING)
+    content = compared_content()
+    del content["metrics"]["after-correct-alone"]
+    with pytest.raises(WireError, match=r"'after-gained' compares .* but 'after-correct-alone' is missing"):
+        wire.read_evaluate_reply(content, COMPARING)
+
+
+def test_predictors_nobody_asked_for_are_refused():
+    with pytest.raises(WireError, match=r"unexpected metrics .*'after-correct-alone'"):
+        wire.read_evaluate_reply(compared_content(), EXPECTED)
+    with pytest.raises(WireError, match=r"unexpected metrics .*'after-correct-common'"):
+        wire.read_evaluate_reply(compared_content(), dataclasses.replace(EXPECTED, predictors=("head", "alone")))
+    with pytest.raises(WireError, match=r"unexpected metrics .*'before-correct-joint'"):
+        wire.read_train_reply(
+            reply_content(before=wire.Evaluation(correct=1, total=2, predictors={"joint": 1})), EXPECTED
+        )
+
+
 # Refusals of the answer to a query
 
 
