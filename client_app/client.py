@@ -86,7 +86,7 @@ class Client:
         if config.amp != "off" and not torch.amp.is_autocast_available(device.type):
             raise ConfigError(f"client {name}: PyTorch has no autocast on its device {device}; set amp = 'off'")
         data = share.data
-        if config.common__map != "none":
+        if config.framed:
             data = hold_out(data, config.common__holdout, torch_generator(config.seed, "held-out", name))
         own_map = str(node.get("map", ""))
         return cls(

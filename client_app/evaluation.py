@@ -19,14 +19,10 @@ def logits_of(model: FeatureModel, x: Tensor) -> Tensor:
     return logits.float().cpu()
 
 
-def evaluate_model(model: FeatureModel, data: ClientData, view: View, predict_with: str) -> wire.Evaluation:
+def evaluate_model(model: FeatureModel, data: ClientData, view: View) -> wire.Evaluation:
     """Count the test samples that the client predicts correctly, by each predictor that it has.
 
-    Args:
-        model: The client's model.
-        data: The client's data.
-        view: What the server sent.
-        predict_with: The predictor whose count is the client's accuracy; without a common frame, it is the head.
+    Without a common frame it predicts with the model's head. The nearest global prototype is counted beside it.
     """
     features = extract(model, data.test_x)
     device = features.device
@@ -41,7 +37,7 @@ def evaluate_model(model: FeatureModel, data: ClientData, view: View, predict_wi
         head = model.head(features).cpu().double().log_softmax(1)
     held = logits_of(model, data.held_x).double().log_softmax(1)
     by = predictions(view.samples, everybodys(view.arrays), head, held).by
-    shown = by.get(predict_with, by["joint"])
+    shown = by.get(view.samples.shown, by["joint"])
     return _counted(shown, data, by_prototype, {name: p == data.test_y for name, p in by.items()})
 
 

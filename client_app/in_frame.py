@@ -24,7 +24,7 @@ _FORMAT = 1
 
 def frame_name(client: Client) -> tuple[str, int]:
     """Return the name and checksum of the client's feature map, and the number of coordinates; empty without one."""
-    if client.config.common__map == "none":
+    if not client.config.framed:
         return "", 0
     feature_map, frame = _frame_of(client)
     return f"{feature_map.name}:{fingerprint(feature_map)}", frame.dim
@@ -37,7 +37,7 @@ def in_frame(client: Client, experiment: str) -> FrameSamples | None:
         client: The client.
         experiment: Id of the experiment. Checksums of the data are of no use in another one.
     """
-    if client.config.common__map == "none":
+    if not client.config.framed:
         return None
     data, classes = client.data, client.num_classes
     fit, held, test = (_coordinates(client, x, copies) for x, copies in _parts(client))
@@ -55,6 +55,7 @@ def in_frame(client: Client, experiment: str) -> FrameSamples | None:
         choice=choice,
         own_fit=own_fit,
         own=own,
+        shown=client.config.common__predict,
     )
 
 

@@ -164,7 +164,7 @@ def _start(client: Client, broadcast: wire.Broadcast) -> _Start:
     view = _view(client, broadcast, own_means, loaded.modules)
     # The saved accuracy is of the model alone. In a common frame it also depends on what the server sent.
     saved = None if view.samples else loaded.tested
-    tested = saved or evaluate_model(loaded.model, data, view, client.config.common__predict)
+    tested = saved or evaluate_model(loaded.model, data, view)
     measured = _measured(early, loaded.model, data, features, view)
     return _Start(loaded.model, view, tested, measured)
 
@@ -194,9 +194,12 @@ def _finish(
     own_means = own_means_of(statistics, data)
     # Training has changed the features, so their map into the server's frame is made anew.
     view = dataclasses.replace(start.view, own_means=own_means)
-    tested = evaluate_model(model, data, view, client.config.common__predict)
+    tested = evaluate_model(model, data, view)
     arrays = {**start.measured, **_measured(late, model, data, features, view)}
-    rows = _class_means(statistics, data, client.config.min_class_samples, client.config.feature_dim)
+    wanted = not parts or any(part.uses_means for part in parts)
+    rows = _class_means(
+        statistics if wanted else None, data, client.config.min_class_samples, client.config.feature_dim
+    )
     by_class = {f.name for part in parts for f in part.sends if f.shape.startswith("P")}
     kept = own_means if any(part.needs_means for part in parts) else None
     state = state_to_save(model, view.modules, kept)
@@ -220,8 +223,7 @@ def examine_client(client: Client, broadcast: wire.Broadcast) -> Reply:
     model, modules, _, own_means = open_model(client, broadcast, before=broadcast.server_round + 1)
     if own_means is None and client.config.frame != "shared" and "prototypes" in broadcast.arrays:
         own_means = own_means_of(statistics_of(model, client.data), client.data)  # needed to map the prototypes
-    view = _view(client, broadcast, own_means, modules)
-    evaluation = evaluate_model(model, client.data, view, client.config.common__predict)
+    evaluation = evaluate_model(model, client.data, _view(client, broadcast, own_means, modules))
     return Reply(wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None)
 
 

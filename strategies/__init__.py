@@ -1,5 +1,6 @@
 """Federated strategies by name."""
 
+from strategies.anchors import Anchors
 from strategies.base import PrototypeStrategy
 from strategies.fedavg import FedAvg
 from strategies.feddistill import FedDistill
@@ -14,6 +15,7 @@ from strategies.local import Local
 __all__ = ["STRATEGIES", "PrototypeStrategy"]
 
 STRATEGIES: dict[str, type[PrototypeStrategy]] = {
+    "anchors": Anchors,
     "fedavg": FedAvg,
     "feddistill": FedDistill,
     "fedhpro": FedHPro,

@@ -1,33 +1,22 @@
-"""IsoProto: hyper-prototypes and class relations, for clients of any architecture, without averaging weights."""
+"""IsoProto: one classifier from everybody's class statistics in a common frame, beside each client's own network."""
 
 from isoproto.config import MethodSettings
 from strategies.base import PrototypeStrategy
 
 
 class IsoProto(PrototypeStrategy):
-    r"""Align the relations between classes, and pull towards anchors that give all feature spaces common coordinates.
+    r"""Add up class statistics in features that every node computes for itself, and solve for one classifier.
 
     .. math::
-        L = CE + \lambda GCSA(P_i, \Gamma) + \gamma GCSA(z, \Gamma) + w_{pcl} HPCL(S) + w_{pal} HPAL(S)
+        w_c = \Sigma^{-1} m_c, \qquad a_c = -\tfrac{1}{2} m_c^\top \Sigma^{-1} m_c, \qquad
+        \log p = \alpha_1 \log p_{common} + \alpha_2 \log p_{own} + \alpha_3 \log p_{network}
 
-    :math:`\Gamma` are the clients' averaged class relations, pulled half-way towards the simplex. :math:`S` are the
-    hyper-prototypes. They start as random directions, and the server learns them by matching the gradients of real
-    samples through a head made of the averaged prototypes. Messages hold prototypes, feature gradients of each class,
-    and counts. With another ``frame`` the anchors start at the prototypes in the server's frame, and are mapped into
-    each client's space.
+    Class means :math:`m_c` and scatter :math:`\Sigma` add up exactly over clients, whatever their architectures. Then
+    per-class gradients move the classifier on. A client predicts with a mixture of everybody's classifier, its own in
+    the same frame, and its network, which it trains alone. No weight and no network's feature travels.
 
-    The method joins FedSAF (arXiv:2605.05959) and FedHPro (arXiv:2605.13475). docs/adr/0009-common-anchors.md says why.
+    docs/adr/0011-common-frame.md says why, and docs/common.md what it was measured to bring. The form before it is the
+    strategy `anchors`.
     """
 
-    method = MethodSettings(
-        prototypes="hyper",
-        alignment="gcsa+hpcl+hpal",
-        share="none",
-        frame="shared",
-        relation__shrink=0.5,
-        hyper__init="normal",
-        hyper__margin="literal",
-        hyper__form="paper_mean",
-        hyper__pcl=1.0,
-        hyper__pal=1.0,
-    )
+    method = MethodSettings(prototypes="none", alignment="none", share="none", common__map="standard")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoproto.common.classifier import Classifier, log_prior, log_probabilities, solve
-from isoproto.common.statistics import Block, Totals, total
+from isoproto.common.statistics import Totals, moments
 
 SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 0.6)
 TEMPERATURES = (0.25, 0.5, 1.0)
@@ -25,14 +25,9 @@ class Choice(NamedTuple):
     temperature: float
 
 
-def whole(phi: Tensor, labels: Tensor, num_classes: int) -> Totals:
-    """Return the totals of one client's samples ``[n, V, D]``."""
-    return total([Block.of(phi, labels)], num_classes, phi.shape[2])
-
-
 def own_classifier(phi: Tensor, labels: Tensor, num_classes: int, choice: Choice) -> Classifier:
     """Return the classifier from one client's samples ``[n, V, D]`` alone."""
-    return solve(whole(phi, labels, num_classes), [choice.shrinkage])[0]
+    return solve(Totals.of(phi.double(), labels, num_classes), [choice.shrinkage])[0]
 
 
 def chosen(phi: Tensor, labels: Tensor, num_classes: int) -> Choice:
@@ -47,12 +42,14 @@ def chosen(phi: Tensor, labels: Tensor, num_classes: int) -> Choice:
     if len(labels) < 2 * _FOLDS:
         return Choice(*_DEFAULT)
     fold = _folds(labels)
+    products = moments(phi, fold, _FOLDS)
+    everything = products.sum(0)
     losses = torch.zeros(len(SHRINKAGES), len(TEMPERATURES), dtype=torch.float64)
     for number in range(_FOLDS):
         out = fold == number
         kept = labels[~out]
         prior = log_prior(torch.bincount(kept, minlength=num_classes))
-        rest = Totals(*(t.float() for t in whole(phi[~out], kept, num_classes)))  # precise enough to choose
+        rest = Totals.of_moment(phi[~out], kept, num_classes, everything - products[number])
         found = solve(rest, SHRINKAGES)
         losses += held_out_losses(found, phi[out, 0], labels[out], TEMPERATURES, prior)
     best = int(losses.argmin())

@@ -29,6 +29,7 @@ class FrameSamples:
         choice: Shrinkage and temperature that are best for the client alone.
         own_fit: The client's classifier from its training samples.
         own: The client's classifier from the samples held out, too.
+        shown: Name of the prediction that counts as the client's.
     """
 
     fit: Tensor
@@ -41,6 +42,7 @@ class FrameSamples:
     choice: Choice
     own_fit: Classifier
     own: Classifier
+    shown: str = "joint"
 
     @property
     def prior(self) -> Tensor:

@@ -111,11 +111,43 @@ class Totals(NamedTuple):
     sums: Tensor
     scatter: Tensor
 
+    @classmethod
+    def of(cls, phi: Tensor, labels: Tensor, num_classes: int) -> Totals:
+        """Return the totals of one client's samples ``[n, V, D]``; see :class:`Block` for the arguments.
+
+        The numbers have the type of ``phi``.
+        """
+        return cls.of_moment(phi, labels, num_classes, _moment(phi))
+
+    @classmethod
+    def of_moment(cls, phi: Tensor, labels: Tensor, num_classes: int, moment: Tensor) -> Totals:
+        """Return the totals of samples whose products with themselves add up to ``moment``."""
+        counts = torch.bincount(labels, minlength=num_classes).to(phi.dtype)
+        sums = phi.new_zeros(num_classes, phi.shape[2]).index_add_(0, labels, phi.mean(1))
+        rows = sums / counts.clamp(min=1).unsqueeze(1).sqrt()
+        return cls(counts, sums, moment - rows.T @ rows)
+
     @property
     def moment(self) -> Tensor:
         """Sum of the products of all samples with themselves, ``[D, D]``."""
         rows = self.sums / self.counts.clamp(min=1).unsqueeze(1).sqrt()
         return self.scatter + rows.T @ rows
+
+
+def _moment(phi: Tensor) -> Tensor:
+    rows = phi.flatten(0, 1)
+    return rows.T @ rows / phi.shape[1]
+
+
+def moments(phi: Tensor, groups: Tensor, number: int) -> Tensor:
+    """Return the sum of products of the samples of each group with themselves, ``[number, D, D]``.
+
+    Args:
+        phi: Samples in V versions, ``[n, V, D]``.
+        groups: Group of each sample, ``[n]``, int64.
+        number: Number of groups.
+    """
+    return torch.stack([_moment(phi[groups == group]) for group in range(number)])
 
 
 def total(blocks: Sequence[Block], num_classes: int, width: int) -> Totals:

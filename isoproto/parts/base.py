@@ -202,6 +202,7 @@ class Part:
         reports: Names of its loss terms.
         words: Words that a device's owner allows for weights that travel; empty if none travel.
         owns: Name of a second module that it keeps on each client; empty for none.
+        uses_means: Whether it uses the class means that clients send. They send none if no part of a method does.
         predictors: Ways to predict that an evaluation counts beside each other; see ``isoproto.wire.PREDICTORS``.
     """
 
@@ -213,6 +214,7 @@ class Part:
     reports: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
     owns: ClassVar[str] = ""
+    uses_means: ClassVar[bool] = True
     predictors: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

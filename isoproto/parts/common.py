@@ -20,7 +20,6 @@ from isoproto.common.statistics import Block
 from isoproto.parts.base import Arrays, Field, Measured, Part, Sent
 from isoproto.parts.common_state import BLOCKS, CommonState, FrameRules, Measurements
 from isoproto.parts.state import ServerState
-from isoproto.settings.rules import AUTO
 
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
@@ -64,6 +63,7 @@ class CommonClassifier(Part):
     clip: float
     minimum: int
 
+    uses_means = False
     predictors = ("head", "common", "own", "joint", "alone")
     down = (
         Field(name="common-known", shape="N", dtype=torch.int64),
@@ -89,7 +89,7 @@ class CommonClassifier(Part):
     @classmethod
     def of(cls, config: RunConfig) -> CommonClassifier | None:
         """Return the part if the run has a common frame."""
-        if config.common__map in ("none", AUTO):
+        if not config.framed:
             return None
         rules = FrameRules(
             shrink=config.common__shrink,

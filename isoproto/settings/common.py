@@ -61,3 +61,8 @@ class Common:
     common__distil: float = number(
         0.0, 0, doc="Weight of the loss by which a client's network learns from everybody's classifier."
     )
+
+    @property
+    def framed(self) -> bool:
+        """Whether the run has a common frame. A run that began before there was one has `auto` here."""
+        return self.common__map not in ("none", AUTO)
