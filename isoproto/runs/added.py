@@ -24,6 +24,7 @@ DRAWS = 10_000
 FEWEST = 6  # clients; see `client_interval`
 _SEED = 15  # of the resampling, so that a report does not change when it is made again
 _CHUNK = 2_000_000  # numbers drawn at once
+_TIE = 1e-12  # two mean differences that are closer are equal
 _LEVEL = 0.95
 _Z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
 Interval = tuple[float, float]
@@ -175,7 +176,8 @@ def client_interval(differences: ArrayLike) -> Interval | None:
     if values[0] == values[-1]:
         return float(values[0]), float(values[0])
     means, mean = resampled_means(values), float(values.mean())
-    below = (np.count_nonzero(means < mean) + np.count_nonzero(means == mean) / 2) / DRAWS
+    # A draw of the same total as the clients' is a tie, and must stay one whatever the rounding of its mean.
+    below = (np.count_nonzero(means < mean - _TIE) + np.count_nonzero(means <= mean + _TIE)) / (2 * DRAWS)
     normal = NormalDist()
     bias = normal.inv_cdf(min(max(below, 1 / DRAWS), 1 - 1 / DRAWS))
     centred = values - mean
@@ -183,7 +185,7 @@ def client_interval(differences: ArrayLike) -> Interval | None:
     acceleration = float((centred**3).sum() / (6 * (centred**2).sum() ** 1.5))
     wide = math.sqrt(n / (n - 1)) * student_quantile(n - 1)
     levels = [normal.cdf(bias + (bias + z) / max(1 - acceleration * (bias + z), 1e-9)) for z in (-wide, wide)]
-    low, high = np.quantile(means, levels)
+    low, high = np.clip(np.quantile(means, levels), values[0], values[-1])
     return float(low), float(high)
 
 

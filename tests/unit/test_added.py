@@ -134,7 +134,8 @@ def interval_by_loops(differences):
     n, normal = len(differences), statistics.NormalDist()
     mean = sum(differences) / n
     draws = sorted(resampled_means(np.array(sorted(differences))).tolist())
-    below = sum(m < mean for m in draws) + sum(m == mean for m in draws) / 2
+    ties = [abs(m - mean) < 1e-9 for m in draws]
+    below = sum(m < mean and not tie for m, tie in zip(draws, ties, strict=True)) + sum(ties) / 2
     z0 = normal.inv_cdf(below / len(draws))
     left_out = [(sum(differences) - d) / (n - 1) for d in differences]
     middle = sum(left_out) / n
