@@ -14,7 +14,7 @@ from isoproto.config import RunConfig
 from isoproto.data import load_dataset
 from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
-from isoproto.report import read_run, summary_table, write_report
+from isoproto.report import added_line, read_run, summary_table, write_report
 from isoproto.runs.metrics import summarise
 from isoproto.runs.run_folder import RunFolder
 from isoproto.settings.sections import Data
@@ -37,10 +37,12 @@ def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
             _write_summary(folder, config, f"{type(err).__name__}: {err}")
         raise
     _write_summary(folder, config, "")
-    table = io.StringIO()
-    Console(file=table, width=110).print(summary_table(read_run(folder.path)))
+    table, run = io.StringIO(), read_run(folder.path)
+    Console(file=table, width=110).print(summary_table(run))
     _log.info("\n%s", table.getvalue())
     _log.info("report: %s", folder.path / "report.html")
+    if line := added_line(run.summary):
+        _log.info("%s", line)
 
 
 def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:

@@ -179,6 +179,7 @@ class Journal:
             samples=reply.means.samples,
             seconds=reply.seconds,
             bytes={"up": good.bytes_up, "down": bytes_down, "up_rows": rows},
+            **_predictors(reply.after),
         )
         return rows
 
@@ -199,6 +200,8 @@ class Journal:
 
 
 def _evaluation_entry(good: GoodEvaluation, late: frozenset[str]) -> dict[str, Any]:
+    predictors = _predictors(good.reply)
+    samples = {"samples": sum(good.info.train_counts)} if predictors else {}
     return {
         "client": good.info.client,
         "model": good.info.model,
@@ -210,7 +213,18 @@ def _evaluation_entry(good: GoodEvaluation, late: frozenset[str]) -> dict[str, A
         "class_predicted": good.reply.class_predicted,
         "domain": good.info.domain,
         "late": good.info.client in late,
+        **samples,
+        **predictors,
     }
+
+
+def _predictors(evaluation: wire.Evaluation) -> dict[str, Any]:
+    """Return the counts of an evaluation's predictors; empty if it has only one, so that its line stays as it was."""
+    counts = dict(evaluation.predictors)
+    if not counts:
+        return {}
+    compared = {"gained": evaluation.gained, "lost": evaluation.lost} if "alone" in counts else {}
+    return {"predictors": counts, **compared}
 
 
 def _mean_losses(good: Sequence[GoodTrainReply], names: Sequence[str]) -> dict[str, float | None]:

@@ -115,12 +115,15 @@ def report(
     output_dir: OutputOption = None,
 ) -> None:
     """Show the figures of a run and write its report again. The run may still be in progress."""
-    from isoproto.report import read_run, summary_table, write_report
+    from isoproto.report import added_line, read_run, summary_table, write_report
     from isoproto.runs.run_folder import find_run
 
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
-    Console().print(summary_table(read_run(folder)))
+    found = read_run(folder)
+    Console().print(summary_table(found))
     typer.echo(str(write_report(folder)))
+    if line := added_line(found.summary):
+        typer.echo(line)
 
 
 @app.command("models")

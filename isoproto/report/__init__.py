@@ -4,6 +4,7 @@
 ``report.html`` and ``plots/*.svg``, which depend on the folder's contents alone.
 """
 
+from isoproto.report.added import added_line
 from isoproto.report.page import write_report
 from isoproto.report.run import ClientShare, Run, RunSummary, list_runs, read_run, read_summary
 from isoproto.report.tables import runs_table, summary_table
@@ -12,6 +13,7 @@ __all__ = [
     "ClientShare",
     "Run",
     "RunSummary",
+    "added_line",
     "list_runs",
     "read_run",
     "read_summary",

@@ -23,6 +23,19 @@ def points(fraction: float | None) -> str:
     return NOTHING if fraction is None else f"{100 * fraction:.1f} points"
 
 
+def gain(fraction: float | None) -> str:
+    """Return a difference of accuracies in percentage points with its sign.
+
+    Example:
+        >>> gain(0.0491), gain(-0.006), gain(-0.0001), gain(None)
+        ('+4.9', '−0.6', '0.0', '–')
+    """
+    if fraction is None:
+        return NOTHING
+    text = f"{100 * fraction:+.1f}".replace("-", "−")
+    return "0.0" if text[1:] == "0.0" else text
+
+
 def cosine(value: float | None) -> str:
     """Return a cosine with two decimals.
 

@@ -13,6 +13,7 @@ from isoproto.client_names import client_order
 from isoproto.paths import write_atomically
 from isoproto.report import charts, template
 from isoproto.report.accuracy import cards_section, groups_section, protocol_section
+from isoproto.report.added import tables_section, words_section
 from isoproto.report.charts import Chart
 from isoproto.report.formats import NOTHING, cosine, counted, percent, plain
 from isoproto.report.html import html_table, html_text, panels
@@ -50,9 +51,11 @@ def write_report(folder: Path | str) -> Path:
 
 def _charts(run: Run, history: History) -> dict[str, Chart]:
     rounds = [line for line in run.metrics if line["kind"] == "round"]
+    evaluations = [line["clients"] for line in run.metrics if line["kind"] == "evaluation"]
     drawn = (
         charts.accuracy_by_round(history),
         charts.accuracy_by_client(history),
+        charts.exchanged_against_alone(evaluations[-1] if evaluations else ()),
         charts.partition(run.classes, run.clients),
         charts.matching_by_round(rounds),
         charts.class_similarity(rounds, run.classes),
@@ -71,6 +74,7 @@ def _page(run: Run, history: History, drawings: Mapping[str, Chart]) -> str:
     sections = (
         ("Result", _notice(run) + cards_section(run, history)),
         ("Accuracy", figures("accuracy", "clients") + groups_section(run, history) + protocol_section(run)),
+        ("What federation added", words_section(run) + figures("added", extra=tables_section(run))),
         ("Data", figures("partition")),
         ("What the server learned", figures("matching") + _learned(run) + figures("similarity")),
         ("Training, traffic and failures", figures("losses", "bytes", "seconds", extra=_failures(run))),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isoproto.client_names import client_order
+from isoproto.runs.added import added_figures, predictor_figures
 from isoproto.runs.evaluation import LEVELS, domain_figures, pooled_accuracy, pooled_classes, rounds_to
 
 Line = Mapping[str, Any]
@@ -216,6 +217,8 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
         - ``seconds``: ``round``, the median, and ``total``, the sum over rounds.
         - ``clients``: the ``total`` number, the number ``evaluated`` in the mean, and those that ``failed``, as
           ``{"client", "round", "reason"}``.
+        - ``predictors``, ``added``, of the last evaluation: see ``isoproto.runs.added``. They are absent where clients
+          have one predictor only, or no prediction with nothing exchanged.
 
     Example:
         >>> def evaluation(round_, *correct):
@@ -250,7 +253,15 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             "evaluated": rows[-1]["evaluated"] if rows else 0,
             "failed": [{key: line[key] for key in ("client", "round", "reason")} for line in failures],
         },
+        **_predictors(last),
     }
+
+
+def _predictors(entries: Sequence[Line]) -> dict[str, dict[str, Any]]:
+    """Return the parts of a summary that only runs with several predictors have."""
+    predictors, added = predictor_figures(entries), added_figures(entries)
+    parts = {"predictors": predictors, "added": added and dict(added)}
+    return {name: part for name, part in parts.items() if part}
 
 
 def _accuracy(history: History, rows: Sequence[AccuracySummary], nearest_prototype: float | None) -> dict[str, Any]:

@@ -5,9 +5,10 @@ No other package knows the names of records and keys. ``query`` asks a node whic
 ``codec`` codes and checks single values.
 """
 
+from isoproto.runs.added import PREDICTORS
 from isoproto.wire.broadcast import Broadcast, Expected, read_broadcast, read_settings, write_broadcast
 from isoproto.wire.codec import SCHEMA_VERSION, Spec, serialised_bytes, tensor_spec
-from isoproto.wire.evaluation import PREDICTORS, Evaluation, read_evaluate_reply, write_evaluate_reply
+from isoproto.wire.evaluation import Evaluation, read_evaluate_reply, write_evaluate_reply
 from isoproto.wire.hosted import address, join, read_failure, read_hosted, split, write_failure
 from isoproto.wire.query import (
     ClientInfo,

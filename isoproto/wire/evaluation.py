@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from flwr.app import MetricRecord, RecordDict
 
 from isoproto.errors import WireError
+from isoproto.runs.added import PREDICTORS
 from isoproto.wire.broadcast import Broadcast, Expected, check_reply_config, reply_config
 from isoproto.wire.codec import (
     CONFIG,
@@ -16,9 +17,6 @@ from isoproto.wire.codec import (
     integers_of,
     record_of,
 )
-
-PREDICTORS = ("head", "common", "own", "joint", "alone")
-"""The ways to predict that a client may count beside each other, in the order in which they are shown."""
 
 EVALUATED = ("correct", "total", "correct-prototype")
 _BY_CLASS = ("class-correct", "class-total", "class-predicted")
@@ -37,8 +35,8 @@ class Evaluation:
         class_correct: Correct samples of each class, ``[C]``.
         class_total: Test samples of each class, ``[C]``.
         class_predicted: Test samples that the head predicts to be of each class, ``[C]``.
-        predictors: Test samples that each named predictor gets right. Names are those of :data:`PREDICTORS`; empty
-            where the method has one predictor only. ``alone`` is the client with nothing exchanged.
+        predictors: Test samples that each named predictor gets right; empty where the method has one predictor only.
+            Names are those of ``isoproto.runs.added.PREDICTORS``. ``alone`` is the client with nothing exchanged.
         gained: Test samples that the shown prediction, counted in ``correct``, gets right and ``alone`` gets wrong.
         lost: Test samples that ``alone`` gets right and the shown prediction gets wrong.
 
@@ -81,7 +79,7 @@ def evaluation_metrics(moment: str, evaluation: Evaluation) -> dict[str, int]:
     Predictors are further metrics, and only where there are some: the messages of other methods do not change.
 
     Raises:
-        ValueError: If a predictor has a name that is not in :data:`PREDICTORS`. The server would refuse the reply.
+        ValueError: If a predictor has a name that is not in ``PREDICTORS``. The server would refuse the reply.
 
     Example:
         >>> evaluation_metrics("after", Evaluation(correct=3, total=4, predictors={"alone": 2}, gained=1))

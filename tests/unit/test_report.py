@@ -14,8 +14,16 @@ import pytest
 from rich.console import Console
 
 from isoproto.errors import StateError
-from isoproto.report import list_runs, read_run, read_summary, runs_table, summary_table, write_report
-from isoproto.report.charts import PALETTE
+from isoproto.report import (
+    added_line,
+    list_runs,
+    read_run,
+    read_summary,
+    runs_table,
+    summary_table,
+    write_report,
+)
+from isoproto.report.charts import PALETTE, exchanged_against_alone
 from isoproto.runs.evaluation import evaluation_figures
 from isoproto.runs.metrics import accuracy_history, accuracy_summary, summarise
 
@@ -41,12 +49,13 @@ def fabricate(
     names=None,
     late=(),
     one_model=False,
+    added=False,
     seed=3,
 ):
     """Write the folder of a run whose clients learn along saturating curves.
 
     ``asked`` clients train a round (all by default); ``status`` "running" leaves out what a run writes at its end;
-    ``hyper`` makes the field of that name from the round.
+    ``hyper`` makes the field of that name from the round; with ``added``, clients have several predictors.
     """
     rng = np.random.default_rng(seed)
     names = names or [str(i) for i in range(clients)]
@@ -109,6 +118,8 @@ def fabricate(
             }
             for i in range(clients)
         ]
+        if added:
+            entries = [compared(i, entry, int(train[i].sum())) for i, entry in enumerate(entries)]
         figures = evaluation_figures(entries, one_model=one_model)
         return {"kind": "evaluation", "round": round_, "clients": entries, "one_model": one_model, **figures}
 
@@ -186,6 +197,15 @@ def fabricate(
     return folder
 
 
+def compared(index, entry, samples):
+    """Give a client other predictors. Alone, every third client loses a fifth of what it gets right, others nothing."""
+    correct, total = entry["correct"], entry["total"]
+    fewer = correct // 5 if index % 3 == 0 else 0
+    lost = min(index % 2, correct - fewer, total - correct)
+    predictors = {"head": correct // 2, "joint": correct, "alone": correct - fewer}
+    return {**entry, "samples": samples, "predictors": predictors, "gained": fewer + lost, "lost": lost}
+
+
 def learned(round_, *, classes=10, steps=30, absent=()):
     """The figures of hyper-prototypes; the first round matches nothing, as in a real run."""
     points = np.random.default_rng(classes).normal(size=(classes, 6))
@@ -244,6 +264,7 @@ VARIANTS = {
         "clients": 1, "rounds": 1, "losses": False, "exchange": False, "domains": (),
     },
     "200 clients, 20 per cent a round": {"clients": 200, "asked": 40, "rounds": 30},
+    "several predictors": {"clients": 3, "rounds": 1, "added": True},
     "100 classes, 10 architectures, failed": {
         "classes": tuple(f"class {i}" for i in range(100)), "models": [f"resnet{i}" for i in range(10)],
         "rounds": 3, "domains": (), "status": "failed",
@@ -745,13 +766,108 @@ def test_text_from_clients_stays_text_in_the_report(tmp_path):
         ElementTree.parse(path)
 
 
+# What federation added
+
+
+def added_text(page):
+    """The visible text of the section, without line ends; None without it."""
+    section = re.search("What federation added (.*?) Data ", " ".join(page.text.split()))
+    return section and section[1]
+
+
+@pytest.fixture(scope="module")
+def added_folder(tmp_path_factory):
+    return fabricate(tmp_path_factory.mktemp("runs") / "run", rounds=2, added=True)
+
+
+def test_the_report_says_what_federation_added(added_folder):
+    page = Page(write_report(added_folder).read_text(encoding="utf-8"))
+    text, figures = added_text(page), read_run(added_folder).summary
+    clients, samples = figures["added"]["clients"], figures["added"]["samples"]
+    assert (clients["gain"], clients["lose"], clients["tie"]) == (7, 0, 13)
+    mean, low, high = (f"{100 * clients[key]:.1f}" for key in ("difference", "low", "high"))
+    assert f"For the average client it is +{mean} points [{low}, {high}]. In brackets is the 95% interval" in text
+    assert f"with nothing exchanged {100 * clients['alone']:.1f}% {100 * samples['alone']:.1f}%" in text
+    assert f"better with the exchange 7 clients {samples['gained']} samples" in text
+    assert f"better without it 0 clients {samples['lost']} samples" in text
+    assert f"its own network {100 * figures['predictors']['head']['mean']:.1f}%" in text
+    sizes = figures["added"]["sizes"]
+    assert f"{sizes[0]['smallest']} to {sizes[0]['largest']} 7 " in text
+    assert "added" in plots(added_folder)
+    assert any("7 of 20 clients are above the line of equal accuracy, 0 below it" in alt for alt in alts(page))
+
+
+def test_the_report_of_a_run_with_one_predictor_does_not_speak_of_what_was_added(report, run_folder):
+    assert "federation added" not in report
+    assert added_line(read_run(run_folder).summary) == ""
+    assert "added" not in plots(run_folder)
+
+
+def test_predictors_without_a_comparison_have_their_table_alone(tmp_path):
+    folder = fabricate(tmp_path / "run", rounds=1, added=True, status="running")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for entry in (entry for line in lines if line["kind"] == "evaluation" for entry in line["clients"]):
+        del entry["predictors"]["alone"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = added_text(Page(write_report(folder).read_text(encoding="utf-8")))
+    assert text.startswith("Accuracy of each way to predict")
+    assert "points" not in text
+    assert "added" not in plots(folder)
+
+
+def test_the_terminal_line_says_what_the_others_added(added_folder):
+    added = read_run(added_folder).summary["added"]
+    mean, low, high = (f"{100 * added['clients'][key]:.1f}" for key in ("difference", "low", "high"))
+    line = added_line(read_run(added_folder).summary)
+    assert line.startswith(f"What the others added: +{mean} points [{low}, {high}] for the average client, +")
+    assert line.endswith(f"Without any exchange the average client has {100 * added['clients']['alone']:.1f}%.")
+    assert "exact p" in line
+    assert "chance" not in line
+
+
+@pytest.mark.parametrize(
+    ("clients", "p", "told"),
+    [
+        ({"low": -0.002, "high": 0.03}, 0.3, ["[−0.2, 3.0] (not told apart from chance) for the average client",
+                                              "(not told apart from chance, exact p = 0.3)"]),
+        ({"low": 0.002, "high": 0.03}, 1e-9, ["[0.2, 3.0] for the average client", "(exact p < 0.0001)"]),
+        ({"low": -0.03, "high": -0.002}, 0.01, ["[−3.0, −0.2] for the average client", "(exact p = 0.01)"]),
+        ({"low": None, "high": None}, 1.0, ["points (3 clients: too few for an interval) for the average client",
+                                            "exact p = 1)"]),
+    ],
+)  # fmt: skip
+def test_the_terminal_line_owns_up_to_chance(clients, p, told):
+    figures = {"number": 3, "difference": 0.014, "alone": 0.5, **clients}
+    line = added_line({"added": {"clients": figures, "samples": {"difference": -0.001, "p": p}}})
+    for words in told:
+        assert words in line
+    assert "−0.1 points for the average test sample" in line
+
+
+@pytest.mark.parametrize(("clients", "most"), [(1, 1), (500, 500), (3000, 1500)])
+def test_the_drawing_of_what_was_added_stays_small(clients, most):
+    entries = [
+        {"total": 1000, "correct": 400 + i % 600, "predictors": {"alone": 400 + i * 7 % 550}} for i in range(clients)
+    ]
+    chart = exchanged_against_alone(entries)
+    dots = re.findall(r"<use ", chart.svg)
+    assert 1 <= len(dots) <= most + 40  # the ticks are marks too
+    assert ("share a dot" in chart.caption) == (clients > 500)
+    ElementTree.fromstring(chart.svg)
+
+
+def test_clients_without_a_comparison_are_not_drawn():
+    entries = [{"total": 0, "correct": 0, "predictors": {"alone": 0}}, {"total": 5, "correct": 1}]
+    assert exchanged_against_alone(entries) is None
+
+
 def test_importing_the_reader_does_not_import_matplotlib_or_torch():
     code = "import sys, isoproto.report; sys.exit(bool({'matplotlib', 'torch', 'flwr'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
 def test_the_reference_of_the_run_folder_names_every_field_and_drawing(tmp_path):
-    run_folder = fabricate(tmp_path / "run", rounds=2, failures=[("7", 1, "lost")], hyper=learned)
+    run_folder = fabricate(tmp_path / "run", rounds=2, failures=[("7", 1, "lost")], hyper=learned, added=True)
     write_report(run_folder)
     reference = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
 

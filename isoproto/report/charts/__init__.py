@@ -1,5 +1,6 @@
 """The charts of the report: curves and heat maps as SVG files."""
 
+from isoproto.report.charts.added import exchanged_against_alone
 from isoproto.report.charts.clients import accuracy_by_client
 from isoproto.report.charts.curves import (
     accuracy_by_round,
@@ -18,6 +19,7 @@ __all__ = [
     "accuracy_by_round",
     "bytes_by_round",
     "class_similarity",
+    "exchanged_against_alone",
     "losses_by_round",
     "matching_by_round",
     "partition",
