@@ -133,7 +133,9 @@ def named_below(root: Path, name: str, depth: int) -> Path | None:
     return root / relative if fits and os.path.lexists(root / relative) else None
 
 
-def cached_array(key: str, make: Callable[[], Array]) -> Array:
+def cached_array(
+    key: str, make: Callable[[], Array], *, sound: Callable[[Array], bool] | None = None, what: str = "decoded pictures"
+) -> Array:
     """Return the array that ``make`` makes, from a cache on disk that all processes share and map into memory.
 
     Several processes may call this at once: the first one makes the entry, and the others wait for it. An entry is
@@ -143,12 +145,14 @@ def cached_array(key: str, make: Callable[[], Array]) -> Array:
     Args:
         key: File name without suffix. It must change whenever the result of ``make`` would change.
         make: Called if the cache has no readable entry.
+        sound: Returns whether an entry is undamaged; one that is not is made anew. By default every array is.
+        what: What the array holds, for the log.
     """
     path = cache_folder() / f"{key}.npy"
-    if (array := _kept(path)) is not None:
+    if (array := _kept(path, sound, what)) is not None:
         return array
     with _locked(path) as locked:
-        if locked and (array := _kept(path)) is not None:
+        if locked and (array := _kept(path, sound, what)) is not None:
             return array
         array = make()
         try:
@@ -156,20 +160,23 @@ def cached_array(key: str, make: Callable[[], Array]) -> Array:
             return _map(path)
         except _BROKEN as err:
             warn_once(
-                f"decoded pictures cannot be kept in {path.parent} ({err}): they stay in memory and are decoded again "
-                "by every process. Set ISOPROTO_HOME to a folder with free space"
+                f"{what} cannot be kept in {path.parent} ({err}): they stay in memory and are made again by every "
+                "process. Set ISOPROTO_HOME to a folder with free space"
             )
             return array
 
 
-def _kept(path: Path) -> Array | None:
-    """Return a cache entry, or ``None`` if it does not exist or cannot be read."""
+def _kept(path: Path, sound: Callable[[Array], bool] | None, what: str) -> Array | None:
+    """Return a cache entry, or ``None`` if it does not exist, cannot be read or is damaged."""
     try:
-        return _map(path)
+        array = _map(path)
+        if sound is None or sound(array):
+            return array
+        raise ValueError("its checksum is wrong")
     except FileNotFoundError:
         return None
     except _BROKEN as err:
-        logger.info("cached pictures %s cannot be read (%s) and are decoded anew", path, err)
+        logger.info("cached %s %s cannot be read (%s) and are made anew", what, path, err)
         return None
 
 
