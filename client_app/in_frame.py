@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,10 +40,11 @@ def in_frame(client: Client, experiment: str) -> FrameSamples | None:
     if not client.config.framed:
         return None
     data, classes = client.data, client.num_classes
-    fit, held, test = (_coordinates(client, x, copies) for x, copies in _parts(client))
+    (fit, fit_key), (held, held_key), (test, _) = (_coordinates(client, x, copies) for x, copies in _parts(client))
+    keys = [f"{fit_key} {_checksum(data.train_y)}", f"{held_key} {_checksum(data.held_y)}"]
+    digests = [_digest(experiment, client, key) for key in keys]
     labels = torch.cat([data.train_y, data.held_y])
-    digests = tuple(_digest(experiment, client, x, y) for x, y in ((fit, data.train_y), (held, data.held_y)))
-    choice, own_fit, own = _own(fit, held, data.train_y, labels, classes)
+    choice, own_fit, own = _own(fit, held, data.train_y, labels, classes, keys)
     return FrameSamples(
         fit=fit,
         fit_labels=data.train_y,
@@ -102,33 +103,37 @@ def _frame(
     return feature_map, frame
 
 
-def _coordinates(client: Client, x: Tensor, copies: int) -> Tensor:
-    """Return the coordinates of samples and of changed copies of them, ``[n, 1 + copies, D]``, float32."""
+def _coordinates(client: Client, x: Tensor, copies: int) -> tuple[Tensor, str]:
+    """Return the coordinates of samples and of changed copies of them, ``[n, 1 + copies, D]``, and their checksum."""
     feature_map, frame = _frame_of(client)
     config = client.config
+    key = (
+        *(fingerprint(feature_map), config.common__dim, config.common__features, config.common__clip, config.seed),
+        *(copies, config.common__change),
+    )
+    content = f"{key} {_checksum(x)}"
     if not len(x):
-        return torch.zeros(0, 1 + copies, frame.dim)
+        return torch.zeros(0, 1 + copies, frame.dim), content
     change = AUGMENTATIONS[config.common__change]
     versions = [x, *(change(x, torch_generator(config.seed, "copies", number)) for number in range(copies))]
-    function: Callable[[Tensor], Tensor] = lambda batch: frame(feature_map(batch))  # noqa: E731 - named by its place
-    key = (fingerprint(feature_map), config.common__dim, config.common__features, config.common__clip, config.seed)
-    found = computed(function, torch.cat(versions), key=key, name=f"client {client.name}: common frame")
-    return found.view(1 + copies, len(x), -1).transpose(0, 1)
+    found = computed(lambda batch: frame(feature_map(batch)), torch.cat(versions), key=key, name=feature_map.name)
+    return found.view(1 + copies, len(x), -1).transpose(0, 1), content
 
 
-def _digest(experiment: str, client: Client, phi: Tensor, labels: Tensor) -> int:
+def _checksum(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+def _digest(experiment: str, client: Client, content: str) -> int:
     """Return a checksum of samples: 62 bits, never the same in two experiments."""
-    found = hashlib.sha256(f"{experiment}\x1f{client.name}\x1f{client.config.common__rank}".encode())
-    for tensor in (phi, labels):
-        found.update(tensor.contiguous().numpy().tobytes())
-    return int.from_bytes(found.digest()[:8], "little") >> 2
+    text = f"{experiment} {client.name} {client.config.common__rank} {client.config.min_class_samples} {content}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
 
 
 def _own(
-    fit: Tensor, held: Tensor, fit_labels: Tensor, labels: Tensor, classes: int
+    fit: Tensor, held: Tensor, fit_labels: Tensor, labels: Tensor, classes: int, keys: Sequence[str]
 ) -> tuple[Choice, Classifier, Classifier]:
     """Return what the client makes of its own samples alone: its choice, and a classifier without and with ``held``."""
-    content = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in (fit, held, labels))).hexdigest()
 
     def make() -> Array:
         choice = chosen(fit, fit_labels, classes)
@@ -136,7 +141,7 @@ def _own(
         found = [own_classifier(x, y, classes, choice) for x, y in ((fit, fit_labels), (both, labels))]
         return torch.cat([torch.tensor(choice).double(), *(c.rows.flatten() for c in found)]).numpy()
 
-    kept = torch.from_numpy(cached_array(content_key("own", (_FORMAT, classes, content)), make))
+    kept = torch.from_numpy(cached_array(content_key("own", (_FORMAT, classes, *keys)), make))
     rows = kept[2:].view(2, classes, -1)
     present = [torch.bincount(y, minlength=classes) > 0 for y in (fit_labels, labels)]
     return Choice(*kept[:2].tolist()), Classifier(rows[0], present[0]), Classifier(rows[1], present[1])

@@ -13,6 +13,7 @@ import torch
 from isoproto.maps.base import FeatureMap, fingerprint, made_up, made_up_pictures
 from isoproto.maps.cache import computed
 from isoproto.maps.scattering import Scattering
+from isoproto.maps.words import word_map
 from isoproto.registry import lookup
 
 __all__ = ["MAPS", "FeatureMap", "computed", "create_map", "fingerprint", "made_up", "made_up_pictures"]
@@ -21,6 +22,7 @@ MakeMap = Callable[[tuple[int, ...], tuple[str, ...], torch.device, str], Featur
 
 MAPS: dict[str, MakeMap] = {
     "scattering": lambda shape, words, device, own: Scattering(shape, device),
+    "words": lambda shape, words, device, own: word_map(shape, words, device),
 }
 
 
