@@ -115,9 +115,15 @@ def _coordinates(client: Client, x: Tensor, copies: int) -> tuple[Tensor, str]:
     if not len(x):
         return torch.zeros(0, 1 + copies, frame.dim), content
     change = AUGMENTATIONS[config.common__change]
-    versions = [x, *(change(x, torch_generator(config.seed, "copies", number)) for number in range(copies))]
-    found = computed(lambda batch: frame(feature_map(batch)), torch.cat(versions), key=key, name=feature_map.name)
-    return found.view(1 + copies, len(x), -1).transpose(0, 1), content
+
+    def versions(batch: Tensor) -> Tensor:
+        """Return the coordinates of samples and of their copies, ``[B, (1 + copies) * D]``."""
+        generator = torch_generator(config.seed, "copies", _checksum(batch))
+        changed = (change(batch, generator) for _ in range(copies))
+        return torch.stack([frame(feature_map(some)) for some in (batch, *changed)], 1).flatten(1)
+
+    found = computed(versions, x, key=key, name=feature_map.name)
+    return found.view(len(x), 1 + copies, frame.dim), content
 
 
 def _checksum(tensor: Tensor) -> str:
