@@ -2,7 +2,8 @@
 
 The function gets a batch of pictures ``[B, channels, H, W]``, float32 in ``[0, 1]``, on the device of the run, or a
 list of ``B`` texts. It returns features ``[B, W]``. Token ids would be of no use to it, since each node has a
-vocabulary of its own. All nodes of a federation must compute the same function: the server compares checksums.
+vocabulary of its own. Features are scaled to unit length. All nodes of a federation must compute the same function: the
+server compares checksums.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from isoproto.errors import ConfigError
 from isoproto.maps.base import PROBES, made_up_pictures
@@ -44,16 +46,8 @@ class OwnMap:
     function: Callable[[Tensor | list[str]], object] = field(compare=False)
 
     name = "own"
-
-    @property
-    def usual(self) -> tuple[int, int]:
-        """Return 512 coordinates and 1,024 random features for pictures; as many as there are for texts."""
-        return (512, 1024) if self.shape else (2048, 0)
-
-    @property
-    def standardise(self) -> bool:
-        """Return whether features are scaled by those of made-up pictures; for texts there are none."""
-        return bool(self.shape)
+    usual = (2048, 0)
+    standardise = False
 
     def probed(self) -> Tensor:
         """Return the features of eight fixed samples."""
@@ -74,7 +68,7 @@ class OwnMap:
                 f"map {self.own!r} returns {features.shape[1]} features for {_told(batch)} and returned {self.width} "
                 "for another batch; it must always return as many"
             )
-        return features
+        return functional.normalize(features)
 
 
 def own_map(shape: tuple[int, ...], words: tuple[str, ...], device: torch.device, own: str) -> OwnMap:

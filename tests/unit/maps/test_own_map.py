@@ -60,14 +60,17 @@ def own(tmp_path):
 def test_pictures_come_as_numbers_from_0_to_1(own):
     found = create_map("own", shape=SHAPE, words=(), device=CPU, own=own("rows"))
     x = torch.arange(0, 32, dtype=torch.uint8).view(2, 1, 4, 4)
-    assert (found.name, found.width, found.standardise, found.usual) == ("own", 16, True, (512, 1024))
-    torch.testing.assert_close(found(x), x.flatten(1) / 255 + 1)
+    assert (found.name, found.width, found.shape) == ("own", 16, SHAPE)
+    expected = x.flatten(1) / 255 + 1
+    torch.testing.assert_close(found(x), expected / expected.norm(dim=1, keepdim=True))
 
 
 def test_texts_come_as_texts_whatever_the_vocabulary(own):
     found = create_map("own", shape=(), words=WORDS, device=CPU, own=own("lengths"))
-    assert (found.width, found.standardise, found.shape) == (2, False, ())
-    assert found(torch.tensor([[2, 3, 0], [4, 4, 4]], dtype=torch.int32)).tolist() == [[5.0, 2.0], [11.0, 0.0]]
+    assert (found.width, found.shape) == (2, ())
+    lengths = torch.tensor([[5.0, 2.0], [11.0, 0.0]])
+    features = found(torch.tensor([[2, 3, 0], [4, 4, 4]], dtype=torch.int32))
+    torch.testing.assert_close(features, lengths / torch.tensor([[29**0.5], [11.0]]))
     other = create_map("own", shape=(), words=WORDS[:3], device=CPU, own=own("lengths"))
     assert fingerprint(found) == fingerprint(other)
 
