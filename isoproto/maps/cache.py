@@ -57,7 +57,7 @@ def computed(
         content_key("features", (key, tuple(x.shape), x.dtype, digest)),
         lambda: _packed(_in_batches(function, x, name, device)),
         sound=_sound,
-        what=f"features of {name}",
+        what="features",
     )
     return _unpacked(entry, len(x))
 
@@ -107,10 +107,10 @@ def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
         from rich.progress import Progress
 
         with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(f"features of {name}", total=total)
+            task = bar.add_task(f"{name}: features", total=total)
             yield lambda done: bar.update(task, completed=done)
         return
-    logger.info("features of %d samples are computed once, by %s; they are kept for later runs", total, name)
+    logger.info("%s: computing features of %d samples, which are kept for later runs", name, total)
     began = time.monotonic()
     yield lambda done: None
-    logger.info("features by %s are done after another %.0f s", name, time.monotonic() - began)
+    logger.info("%s: features are done after another %.0f s", name, time.monotonic() - began)

@@ -8,7 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from isoproto.maps.scattering import Scattering
 from models import architecture_for
 
 SPEED = Path(__file__).parents[2] / "benchmarks" / "speed"
@@ -90,3 +92,19 @@ def test_a_round_is_measured_between_two_bare_loops(monkeypatch):
     assert [run["ratio"] for run in few["alignment none"]["runs"]] == [10 / 2, 10 / 4.5]
     assert [run["ratio"] for run in few["alignment gcsa"]["runs"]] == [10 / 3.5]
     assert few["alignment none"]["ratio"] == (10 / 2 + 10 / 4.5) / 2
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 32), (1, 64)])
+def test_the_naive_scattering_gives_the_features_of_the_map(channels, size, monkeypatch):
+    pictures = torch.randint(0, 256, (2, channels, size, size), generator=torch.Generator().manual_seed(0)).byte()
+    features = Scattering((channels, size, size), torch.device("cpu"))(pictures)
+    naive = script("maps", monkeypatch).naive_scattering(pictures)
+    torch.testing.assert_close(features, naive, rtol=1e-4, atol=1e-4)
+
+
+def test_figures_of_maps_reach_their_targets_from_the_right_side(monkeypatch):
+    found = {"targets": {"a, pictures/s": 10, "b, s": 10}, "figures": {"a, pictures/s": 20.0, "b, s": 20.0, "c": 1.0}}
+    _, _, first, second, third = script("table", monkeypatch).maps(found)
+    assert "missed" not in first
+    assert "missed" in second
+    assert third == "| c | 1.0 |  |"

@@ -74,7 +74,7 @@ def test_a_damaged_entry_is_computed_anew_and_repaired(place, home, caplog):
     for _ in range(2):
         assert torch.equal(computed(function, X, key="k", name="sums"), first)
     assert function.batches == [6, 6]
-    assert "features of sums" in caplog.text
+    assert "cached features" in caplog.text
     assert "checksum" in caplog.text
 
 
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_the_entry_and_not_the_features(monkeypatch, home, cap
         torch.testing.assert_close(found, X.flatten(1).float() / 3, rtol=2**-11, atol=1e-6)
     assert function.batches == [6, 6]
     assert entries(home) == []
-    assert caplog.text.count("features of sums cannot be kept") == 1
+    assert caplog.text.count("features cannot be kept") == 1
 
 
 def test_numbers_that_float16_cannot_hold_are_kept_whole():
