@@ -57,6 +57,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.m
 	$(BIN)/python benchmarks/speed/alignment_step.py
 	$(BIN)/python benchmarks/speed/layout.py
 	$(BIN)/python benchmarks/speed/wire.py
+	$(BIN)/python benchmarks/speed/secure.py
 	$(BIN)/python benchmarks/speed/startup.py
 	$(BIN)/python benchmarks/speed/deployment.py
 	$(BIN)/python benchmarks/speed/table.py
