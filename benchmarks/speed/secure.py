@@ -26,7 +26,7 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    def __call__(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function and note how long it took."""
         began = time.perf_counter()
         result = function(*arguments)

@@ -43,7 +43,7 @@ def begin(terms: Terms, client: int, entropy: Callable[[int], bytes] = os.urando
         client: The client's id, >= 0.
         entropy: Gives so many random bytes; only tests replace it.
     """
-    return ClientState(terms=terms, client=client, secret=entropy(32))
+    return ClientState(terms=terms, client=int(client), secret=entropy(32))
 
 
 def noise_seed(state: ClientState) -> bytes:

@@ -38,11 +38,11 @@ class ClientState:
 
     terms: Terms
     client: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     ids: Ids = field(default_factory=_no_clients)
     keys: Octets = field(default_factory=lambda: np.zeros((0, 2 * KEY_BYTES), np.uint8))
     table: Ids = field(default_factory=_no_clients)
-    held: Octets = field(default_factory=lambda: np.zeros((0, 2 * SHARE_BYTES), np.uint8))
+    held: Octets = field(repr=False, default_factory=lambda: np.zeros((0, 2 * SHARE_BYTES), np.uint8))
     seen: Octets = field(default_factory=lambda: np.zeros((4, 32), np.uint8))
 
     def circle(self) -> Circle:

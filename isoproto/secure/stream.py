@@ -33,7 +33,7 @@ def digest(*parts: bytes | int) -> bytes:
 
 def _join(parts: tuple[bytes | int, ...]) -> bytes:
     """Write parts one after the other, each with its length before it."""
-    written = [part if isinstance(part, bytes) else part.to_bytes(8, "little", signed=True) for part in parts]
+    written = [part if isinstance(part, bytes) else int(part).to_bytes(8, "little", signed=True) for part in parts]
     return b"".join(len(part).to_bytes(8, "little") + part for part in written)
 
 

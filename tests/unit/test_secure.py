@@ -140,6 +140,20 @@ def test_a_state_that_cannot_be_read_is_a_clear_error():
         ClientState.from_arrays(arrays)
 
 
+def test_a_state_does_not_show_its_secrets_in_a_log():
+    shown = repr(a_sum(3).keys().share().mask().states[11])
+    assert "client=11" in shown
+    assert "secret=" not in shown
+    assert "held=" not in shown
+
+
+def test_ids_may_be_numbers_of_numpy():
+    run = a_sum(3)
+    run.vectors = {np.int64(who): vector for who, vector in run.vectors.items()}
+    assert run.run().tolist() == [6, 12, 18, 24, 30, 36]
+    assert ClientState.from_arrays(run.states[11].to_arrays()).client == 11
+
+
 def test_steps_out_of_order_are_refused():
     run = a_sum(3).keys()
     other = a_sum(3).keys().share().mask()
