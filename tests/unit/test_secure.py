@@ -348,6 +348,13 @@ def test_two_clients_agree_on_a_secret_that_a_third_does_not_get():
     assert agreed != secrets.agree(third, secrets.public_key(other), 3)
 
 
+def test_masks_are_made_for_one_table_only():
+    """Else a client whose state was lost could answer two tables, and the difference would bare a part of its masks."""
+    for key in (secrets.own_mask_key, secrets.pair_mask_key):
+        assert key(bytes(32), b"one table") != key(bytes(32), b"another table")
+    assert secrets.own_mask_key(bytes(32), b"a table") != secrets.pair_mask_key(bytes(32), b"a table")
+
+
 def test_fixed_point_refuses_what_could_overflow():
     most = limit()
     assert decode(encode([most - 1, 1 - most])).tolist() == [most - 1, 1 - most]
