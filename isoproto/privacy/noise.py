@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
-from isoproto.privacy.sensitivity import Reals
+from isoproto.privacy.sensitivity import Reals, with_rounding
+from isoproto.secure.fixed_point import FRACTION_BITS, MOST_CLIENTS, encode
 from isoproto.secure.stream import key_stream
 
 
@@ -64,3 +66,44 @@ def noise(length: int, *, sensitivity: float, noise_multiplier: float, seed: byt
             f"contributors, noise multiplier {noise_multiplier} and sensitivity {sensitivity}"
         )
     return deviation / math.sqrt(contributors) * normals(length, seed)
+
+
+def noisy(
+    values: Reals,
+    *,
+    sensitivity: float,
+    noise_multiplier: float,
+    seed: bytes,
+    contributors: int = 1,
+    bits: int = FRACTION_BITS,
+) -> npt.NDArray[np.int64]:
+    """Return a message with noise in fixed point, for the secure sum.
+
+    Values and noise are rounded one by one, so that the sensitivity grows by no more than
+    :func:`~isoproto.privacy.sensitivity.with_rounding` says. The noise is made for the larger one.
+
+    Args:
+        values: The message, ``[L]``.
+        sensitivity: How far one sample moves it, before rounding.
+        noise_multiplier: See :func:`noise`; 0 adds none.
+        seed: See :func:`noise`.
+        contributors: See :func:`noise`.
+        bits: Binary digits after the point.
+
+    Returns:
+        Whole numbers, ``[L]``, int64. :func:`isoproto.secure.fixed_point.decode` reads their sum.
+
+    Raises:
+        ValueError: If values, or the noise, are too large for fixed point, or if an argument of :func:`noise` is wrong.
+
+    Example:
+        >>> noisy(np.array([1.0, 2.0]), sensitivity=1.0, noise_multiplier=0.0, seed=bytes(32), bits=4).tolist()
+        [16, 32]
+    """
+    moved = with_rounding(sensitivity, len(values), bits)
+    added = noise(
+        len(values), sensitivity=moved, noise_multiplier=noise_multiplier, seed=seed, contributors=contributors
+    )
+    # Two numbers for each client: half of the room for each.
+    room = 2 * MOST_CLIENTS
+    return encode(values, bits, room, what="the message") + encode(added, bits, room, what="the noise")

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from isoproto.errors import ConfigError
 from isoproto.privacy.accountant import Release, epsilon_of, noise_for
-from isoproto.privacy.noise import noise, normals
+from isoproto.privacy.noise import noise, noisy, normals
 from isoproto.privacy.sensitivity import clipped, of_gradients, of_losses, of_statistics, with_rounding
 from isoproto.privacy.statistics import Moments, Weights, pack, packed_length, positive_part, unpack
-from isoproto.secure.fixed_point import encode
+from isoproto.secure.fixed_point import decode, encode, limit
+from isoproto.secure.messages import Terms
+from tests.secure_sums import Sum
 
 CLASSES, WIDTH = 3, 4
 
@@ -123,6 +125,26 @@ def test_noise_shared_out_adds_up_to_the_noise_of_one():
     for wrong in ({"contributors": 0}, {"noise_multiplier": -1.0}, {"sensitivity": math.nan}):
         with pytest.raises(ValueError, match="noise needs at least 1 contributor"):
             noise(3, seed=bytes(32), **{**arguments, **wrong})
+
+
+def test_a_noisy_message_is_values_plus_noise_for_the_rounded_sensitivity():
+    values, seed = np.linspace(-3, 3, 1000), b"s" * 32
+    words = noisy(values, sensitivity=2.0, noise_multiplier=1.5, seed=seed, contributors=4, bits=6)
+    sensitivity = with_rounding(2.0, length=1000, bits=6)
+    added = noise(1000, sensitivity=sensitivity, noise_multiplier=1.5, seed=seed, contributors=4)
+    assert np.array_equal(words, encode(values, bits=6) + encode(added, bits=6))
+    with pytest.raises(ValueError, match="the message has a value of magnitude"):
+        noisy(np.array([limit() / 2]), sensitivity=0.0, noise_multiplier=0.0, seed=seed)
+
+
+def test_a_noisy_secure_sum_has_the_noise_of_one():
+    vectors = {who: np.full(20_000, float(who)) for who in range(4)}
+    seeds = {who: bytes([who]) * 32 for who in vectors}
+    arguments = {"sensitivity": 2.0, "noise_multiplier": 1.5, "contributors": 4}
+    words = {who: noisy(vectors[who], seed=seeds[who], **arguments) for who in vectors}
+    found = decode(Sum(Terms(session="noisy", length=20_000, minimum=4), words).run())
+    assert found.mean() == pytest.approx(6.0, abs=0.1)
+    assert found.std() == pytest.approx(3.0, rel=0.02)
 
 
 def closed_form(multiplier: float, delta: float) -> float:
