@@ -58,6 +58,7 @@ bench: setup ## speed ratios and bytes -> benchmarks/results, docs/performance.m
 	$(BIN)/python benchmarks/speed/layout.py
 	$(BIN)/python benchmarks/speed/maps.py
 	$(BIN)/python benchmarks/speed/wire.py
+	$(BIN)/python benchmarks/speed/secure.py
 	$(BIN)/python benchmarks/speed/startup.py
 	$(BIN)/python benchmarks/speed/deployment.py
 	$(BIN)/python benchmarks/speed/table.py

@@ -10,10 +10,13 @@
   x DivergenceError   - local training left the finite numbers
   x FrameError        - the relations between classes give no common frame this round
   x FederationError   - a run cannot go on (too few nodes, or no replies), or Flower refused a command
+    + SecureSumError  - a secure sum cannot go on; it names the clients at fault, if any
 
 Every message stands alone: it says what went wrong and for which client, what was wanted, what came, and what to do.
 The reason is that a ClientApp's error reaches the server as one string, without a traceback.
 """
+
+from __future__ import annotations
 
 
 class IsoprotoError(Exception):
@@ -54,3 +57,19 @@ class FrameError(IsoprotoError, ArithmeticError):
 
 class FederationError(IsoprotoError, RuntimeError):
     """A run cannot go on, or Flower refused a command."""
+
+
+class SecureSumError(FederationError):
+    """A secure sum cannot go on.
+
+    Attributes:
+        clients: The clients at fault, as far as they are known.
+    """
+
+    def __init__(self, message: str, *clients: int) -> None:
+        super().__init__(message)
+        self.clients = clients
+
+    def __reduce__(self) -> tuple[type[SecureSumError], tuple[object, ...]]:
+        # Ray pickles errors, and by default an error is made again from its message alone.
+        return type(self), (str(self), *self.clients)

@@ -186,6 +186,24 @@ def layout(found: dict[str, Any]) -> list[str]:
     return grid(["model, picture, batch", "torch's default, s", "channels last, s", "ratio"], rows)
 
 
+def secure(found: dict[str, Any]) -> list[str]:
+    """Return the table of seconds and bytes of secure sums."""
+    rows = [
+        [
+            name,
+            f"{size['seconds']['client']:.3f}",
+            f"{size['seconds']['server']:.2f}",
+            *(f"{size[key] / 1e3:,.1f}" for key in ("vector", "up", "down")),
+        ]
+        for name, size in found["figures"].items()
+    ]
+    return [
+        *grid(["", "a client, s", "the server, s", "vector, kB", "beside it up, kB", "down, kB"], rows),
+        "",
+        f"{100 * found['dropped']:.0f} % of the clients drop out before they send a vector.",
+    ]
+
+
 def batched(found: dict[str, Any]) -> list[str]:
     """Return the tables of clients that train together: whole trainings by device, and single steps."""
     # The targets are for 32 clients with cross-entropy alone. All other rows must not be slower than one by one.
@@ -542,6 +560,15 @@ together, as its weights and the state of the optimiser do not fit into the cach
         "Bytes",
         "A training reply as protobuf writes it, d = 512; float16 and int8 (`wire.dtype`) over the same in float32.",
         wire,
+    ),
+    Section(
+        "secure",
+        "The secure sum",
+        "All four steps of one secure sum ([secure-sum.md](secure-sum.md)) on one thread: seconds of a client and of "
+        "the server, and what a client sends and receives beside its vector.",
+        secure,
+        after="A client's time goes into random words for the masks that it shares with up to 40 others. The server's "
+        "goes into the own masks of all survivors, and into up to 40 masks for each client that dropped out.",
     ),
     Section(
         "rounding",

@@ -98,6 +98,23 @@ SAMPLES = {
         {"models": {"cnn, 32x32, B = 32": {"default": 0.2, "placed": 0.15, "ratio": 0.754}}},
         ["| cnn, 32x32, B = 32 | 0.200 | 0.150 | 0.75 |"],
     ),
+    "secure": (
+        {
+            "dropped": 0.1,
+            "figures": {
+                "20 clients, 500,000 numbers": {
+                    "seconds": {"client": 0.0316, "server": 0.1},
+                    "vector": 4_000_000,
+                    "up": 2_950,
+                    "down": 47_000,
+                }
+            },
+        },
+        [
+            "| 20 clients, 500,000 numbers | 0.032 | 0.10 | 4,000.0 | 3.0 | 47.0 |",
+            "10 % of the clients drop out",
+        ],
+    ),
     "startup": (
         {
             "target": 1.5,
