@@ -22,7 +22,7 @@ from isoproto.maps.base import PROBES, made_up_pictures
 
 _ANGLES, _GRID = 8, 4
 # Deviation in pixels of the first scale's Gaussian, and the wave's phase per pixel. The second is twice as wide.
-_SIGMA, _WAVE = 0.8, 3 * math.pi / 4
+_SIGMA, _WAVE = 1.2, 0.55 * math.pi
 _FLOOR = 0.01
 # Pictures are worked at one of these sizes.
 _SMALL, _LARGE = 32, 64

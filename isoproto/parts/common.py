@@ -151,7 +151,10 @@ class CommonClassifier(Part):
             enough = torch.bincount(labels, minlength=samples.num_classes)[labels] >= self.minimum
             if digest in known or not enough.any():
                 continue
-            block = Block.of(phi[enough], labels[enough], self.rank)
+            share = len(labels) / (len(samples.fit_labels) + len(samples.held_labels))
+            block = Block.of(
+                phi[enough], labels[enough], math.ceil(self.rank * share)
+            )  # fewer samples, fewer directions
             return {
                 "common-block": torch.tensor([digest, kind]),
                 "common-ids": block.class_ids,
