@@ -13,7 +13,7 @@ from benchmarks.record import record, recorded
 
 # What isoproto was until ADR 9: prototypes as anchors, a fifth of the weight, no margin.
 EARLIER: dict[str, Any] = {
-    "strategy": "isoproto",
+    "strategy": "anchors",
     "frame": "gram",
     "hyper.init": "prototypes",
     "hyper.margin": "none",
@@ -44,7 +44,20 @@ def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict
         **{key: run.summary[key] for key in kept},
         "curve": [row["mean"] for row in accuracy_history(run.metrics).summaries()],
         "failed": len(run.summary["clients"]["failed"]),
+        "evaluations": [_evaluation(line) for line in run.metrics if line["kind"] == "evaluation"],
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
+    """Return what a table needs of an evaluation: counts by client, of each way to predict if there are several."""
+    clients = [entry for entry in line["clients"] if entry["total"]]
+    names = clients[0].get("predictors", {}) if clients else {}
+    return {
+        "round": line["round"],
+        **{key: [entry[key] for entry in clients] for key in ("total", "correct")},
+        **{f"correct, {name}": [entry["predictors"][name] for entry in clients] for name in names},
+        **({"samples": [entry["samples"] for entry in clients]} if names else {}),
     }
 
 
