@@ -212,7 +212,7 @@ def test_clients_that_train_together_each_meet_their_own_teacher():
 def test_a_network_comes_to_agree_with_a_teacher_that_contradicts_the_labels():
     own, wrong = data(30, 1), torch.nn.functional.one_hot((torch.arange(30) + 1) % C, C).float()
     model = create_model("mlp", SPEC, 0)
-    settings = dataclasses.replace(SETTINGS, epochs=40, learning_rate=0.01)
+    settings = dataclasses.replace(SETTINGS, epochs=20, batch_size=10, learning_rate=0.02)
     train(model, own, settings, [DistilTerm(teacher=wrong, weight=10.0)], torch.Generator().manual_seed(0))
     with torch.no_grad():
         said = model.head(model.features(own.train_x.float() / 127.5 - 1)).argmax(1)
