@@ -14,7 +14,7 @@ class Common:
         auto="none",
         doc="Feature map of the common frame. `none`: the run has no common frame. `standard`: `scattering` for "
         "pictures, `words` for texts. Or a name in `MAPS`. `own`: each node's own function, `map` in its "
-        "configuration. `auto` is `none` for every strategy but `isoproto`.",
+        "configuration. In a simulation also `FILE.py:callable`, the same function for all. `auto` is `none` for every strategy but `isoproto`.",
     )
     common__dim: int = number(0, 0, 16384, doc="Coordinates that are linear in the map's features; 0: as the map says.")
     common__features: int = number(
