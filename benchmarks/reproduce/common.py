@@ -14,7 +14,7 @@ import logging
 from collections import defaultdict
 from typing import Any
 
-from cells import ROOT, load, run_missing
+from cells import ROOT, run_missing
 
 RESULTS = "common"
 PAGE = ROOT / "docs" / "common.md"
