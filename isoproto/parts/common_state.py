@@ -258,7 +258,7 @@ class CommonState:
     def _with_held(self, rules: FrameRules) -> CommonState:
         """Return the state with the closed form from all samples made anew."""
         everything = self._total("fit", "held")
-        if everything is None:
+        if everything is None or not len(self.rows):  # without training samples there is no shrinkage either
             return self
         (classifier,) = solve(everything, [self.shrink])
         return dataclasses.replace(self, everything=classifier.rows, present=classifier.present)
