@@ -216,12 +216,14 @@ class _Timetable(NamedTuple):
         labels: Class of each sample, ``[S, k, rows]``.
         shares: Weight of each sample in the mean of its batch, ``[S, k, rows]``; 0 for rows that fill a batch up.
         counted: Samples of each batch of the last epoch, ``[S, k, 1]``; 0 for earlier epochs.
+        first: Index of each client's first sample among the samples of all clients, ``[k, 1]``.
     """
 
     pictures: Tensor
     labels: Tensor
     shares: Tensor
     counted: Tensor
+    first: Tensor
 
     @classmethod
     def of(cls, members: Sequence[Member], courses: Sequence[_Course], rows: int) -> "_Timetable":
@@ -229,17 +231,17 @@ class _Timetable(NamedTuple):
         shape = len(courses[0].sizes), len(courses), rows
         pictures, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
         shares, counted = torch.zeros(shape), torch.zeros(*shape[:2], 1)
-        start = 0
+        first, start = torch.zeros(len(members), 1, dtype=torch.int64), 0
         for i, (member, course) in enumerate(zip(members, courses, strict=True)):
             sizes = torch.tensor(course.sizes).unsqueeze(1)
             real = torch.arange(shape[2]) < sizes
-            pictures[:, i] = start  # rows that fill a batch up show the client's first sample
+            pictures[:, i] = first[i] = start  # rows that fill a batch up show the client's first sample
             pictures[: len(sizes), i].masked_scatter_(real, course.order + start)
             labels[: len(sizes), i].masked_scatter_(real, member.data.train_y[course.order])
             shares[: len(sizes), i] = real / sizes
             counted[course.last : len(sizes), i] = sizes[course.last :].float()
             start += len(member.data.train_y)
-        return cls(pictures, labels, shares, counted)
+        return cls(pictures, labels, shares, counted, first)
 
 
 class _Group:
@@ -316,7 +318,8 @@ class _Group:
             loss = loss + (terms * self._alignment_weights[:active]).sum(1)
             columns.append(terms)
         if self._others:
-            values, added = self._other_terms(step, Batch(inputs, features, logits, labels))
+            index = self._table.pictures[step, :active] - self._table.first[:active]
+            values, added = self._other_terms(step, Batch(inputs, features, logits, labels, index))
             loss = loss + added
             columns.append(values)
         loss.sum().backward()

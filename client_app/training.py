@@ -157,7 +157,7 @@ def train(
                     features = model.features(x)
                     logits = model.head(features)
                 # Losses and class means are computed from these, so they are in full precision.
-                batch = Batch(x, full_precision(features), full_precision(logits), y)
+                batch = Batch(x, full_precision(features), full_precision(logits), y, index)
                 cross_entropy = functional.cross_entropy(batch.logits, y)
                 values = [value(batch) for value in compare]
                 loss = _weighted_sum(cross_entropy, entropy, values, weights)

@@ -12,6 +12,7 @@ from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
 from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
 from isoproto.parts.common import CommonClassifier
+from isoproto.parts.distil import Distillation
 from isoproto.parts.hyper import HyperPrototypes
 from isoproto.parts.logits import ClassLogits
 from isoproto.parts.mean import Means
@@ -62,6 +63,7 @@ PARTS: tuple[type[Part], ...] = (
     ClassLogits,
     Twin,
     CommonClassifier,
+    Distillation,
 )
 
 PROTOTYPES: dict[str, type[Part]] = {name: part for part in PARTS for name in part.makes}

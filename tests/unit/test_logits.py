@@ -81,7 +81,7 @@ def test_the_term_is_made_of_what_the_server_sent():
     assert part().terms(view({})) == ()
     arrays = {"class-logits": torch.eye(C), "class-logits-present": torch.tensor([True, True, False])}
     (term,) = part(**{"logits.weight": 0.5}).terms(view(arrays))
-    batch = Batch(torch.zeros(2, 1), torch.zeros(2, D), Z @ W.T + BIAS, torch.tensor([0, 1]))
+    batch = Batch(torch.zeros(2, 1), torch.zeros(2, D), Z @ W.T + BIAS, torch.tensor([0, 1]), torch.arange(2))
     (compare,) = term.batches([batch.labels])
     assert float(compare(batch) @ term.weights) == pytest.approx(
         float(distillation(batch.logits, batch.labels, *arrays.values())) / 2

@@ -36,7 +36,7 @@ def term(**changes):
 
 def values(term, logits):
     (compare,) = term.batches([LABELS])
-    return compare(Batch(torch.zeros(2, 1), torch.zeros(2, 3), logits, LABELS))
+    return compare(Batch(torch.zeros(2, 1), torch.zeros(2, 3), logits, LABELS, torch.arange(2)))
 
 
 def test_numbers_worked_by_hand():
