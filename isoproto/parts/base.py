@@ -120,14 +120,14 @@ class Batch(NamedTuple):
         features: Features of the samples, ``[B, d]``, in full precision.
         logits: Logits of the model's head, ``[B, C]``, in full precision.
         labels: Classes of the samples, ``[B]``, int64.
-        index: Positions of the samples in the client's training data, ``[B]``, int64.
+        places: Positions of the samples in the client's training data, ``[B]``, int64.
     """
 
     inputs: Tensor
     features: Tensor
     logits: Tensor
     labels: Tensor
-    index: Tensor
+    places: Tensor
 
 
 Compare = Callable[[Batch], Tensor]

@@ -73,8 +73,8 @@ def test_after_that_a_kill_and_resume_change_nothing(federation, tmp_path, pictu
         run = stopped(one, settings={**FRAME, "rounds": 7})
         forgotten(one, run, "0")
         for server_round, after in kills:
+            grid = one.grid((fakes.killed(after=after), When("train", [server_round])))
             with pytest.raises(Killed):
-                grid = one.grid((fakes.killed(after=after), When("train", [server_round])))
                 one.run(grid, {"resume": run.path.name})
         ends.append(kept(one.run(settings={"resume": run.path.name})))
     assert_same(*ends)
