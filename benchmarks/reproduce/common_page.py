@@ -146,9 +146,9 @@ def _others(cells: dict[str, Cell]) -> list[str]:
     lines = [
         "## Beside them\n",
         (
-            "One seed each. *pooled*: over all test samples together. Best rounds are chosen on test data, as the papers "
-            "do. FedSAF reports 88.03 for CIFAR-10 (Dirichlet 0.1, 20 clients, pooled, best of 300 rounds of 5 epochs), "
-            "on its own draw of the partition.\n"
+            "One seed each. *pooled*: over all test samples together. Best rounds are chosen on test data, as the "
+            "papers do. FedSAF reports 88.03 for CIFAR-10 (Dirichlet 0.1, 20 clients, pooled, best of 300 rounds of 5 "
+            "epochs), on its own draw of the partition.\n"
         ),
         "| data and method | mean | best round | pooled | best round | own, mean |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
