@@ -318,8 +318,8 @@ class _Group:
             loss = loss + (terms * self._alignment_weights[:active]).sum(1)
             columns.append(terms)
         if self._others:
-            index = self._table.pictures[step, :active] - self._table.first[:active]
-            values, added = self._other_terms(step, Batch(inputs, features, logits, labels, index))
+            indices = self._table.pictures[step, :active] - self._table.first[:active]
+            values, added = self._other_terms(step, Batch(inputs, features, logits, labels, indices))
             loss = loss + added
             columns.append(values)
         loss.sum().backward()

@@ -17,8 +17,9 @@ from isoproto.config import RunConfig, Scalar
 from isoproto.data import ClientData, hold_out
 from isoproto.engines.host import REAL_DEVICE, Host
 from isoproto.errors import ConfigError
-from isoproto.parts import Part, parts_of
+from isoproto.parts import Part, needs_models, parts_of
 from isoproto.seeding import torch_generator
+from isoproto.settings.sections import NO_MODEL
 from models import ModelSpec, TextSpec, architecture_for
 
 # Settings of the run that a node's configuration overrides.
@@ -34,7 +35,7 @@ class Client:
         name: Stable name: the partition id as text, or the node's name.
         partitions: Number of partitions that the node's configuration names; 0 on a device with data of its own.
         config: The run's settings; settings of the node replace those of the run.
-        architecture: Name of the client's model.
+        architecture: Name of the client's model; ``none`` if it has none.
         data: Its samples.
         domain: Domain of its data, or empty.
         spec: Shape of a sample, number of classes, feature width and head that its model must have.
@@ -77,6 +78,8 @@ class Client:
         name = str(partition) if partition is not None else str(node.get("name", f"node-{node_id}"))
         check_may_send(config, node, name)
         architecture = str(node.get("model") or architecture_for(config.models, partition or 0))
+        if architecture == NO_MODEL and (reason := needs_models(config)):
+            raise ConfigError(f"client {name} has no model (`model = 'none'`), but {reason}")
         if not host.simulated:
             check_code(config, node, architecture, name)
             check_places(config, node, name)
@@ -92,6 +95,11 @@ class Client:
         return cls(
             name, partitions, config, architecture, data, share.domain, share.spec, device, host, share.words, own_map
         )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it has a network. A client without one takes part by the common frame alone."""
+        return self.architecture != NO_MODEL
 
     @property
     def num_classes(self) -> int:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from client_app.training import extract, predict
 from isoproto import wire
-from isoproto.common.samples import predictions
+from isoproto.common.samples import FrameSamples, predictions
 from isoproto.data import ClientData, class_counts
 from isoproto.parts import View
 from isoproto.parts.common import everybodys
@@ -36,8 +36,31 @@ def evaluate_model(model: FeatureModel, data: ClientData, view: View) -> wire.Ev
     with torch.no_grad():
         head = model.head(features).cpu().double().log_softmax(1)
     held = logits_of(model, data.held_x).double().log_softmax(1)
-    by = predictions(view.samples, everybodys(view.arrays), head, held).by
-    shown = by.get(view.samples.shown, by["joint"])
+    return _in_frame(view.samples, data, view, head, held, by_prototype)
+
+
+def evaluate_in_frame(data: ClientData, view: View) -> wire.Evaluation:
+    """Count the test samples that a client without a model predicts correctly, by each predictor in the common frame.
+
+    Raises:
+        ValueError: If the client's samples are not in a common frame.
+    """
+    if view.samples is None:
+        raise ValueError(f"client {view.client} has neither a model nor a common frame to predict with")
+    return _in_frame(view.samples, data, view, None, None, None)
+
+
+def _in_frame(
+    samples: FrameSamples,
+    data: ClientData,
+    view: View,
+    head: Tensor | None,
+    held: Tensor | None,
+    by_prototype: int | None,
+) -> wire.Evaluation:
+    """Count correct predictions of each predictor. ``head`` and ``held`` are the network's, if there is one."""
+    by = predictions(samples, everybodys(view.arrays), head, held).by
+    shown = by.get(samples.shown, by["joint"])
     return _counted(shown, data, by_prototype, {name: p == data.test_y for name, p in by.items()})
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from client_app.answers import Reply
 from client_app.batched import MOST_TOGETHER
 from client_app.client import Client
 from client_app.introduction import introduce
-from client_app.local_round import Job, Reply, RoundSteps, resume, train_jobs
+from client_app.local_round import Job, RoundSteps, resume, train_jobs
 from isoproto import wire
 from isoproto.errors import ConfigError
 

@@ -14,11 +14,12 @@ def introduce(client: Client) -> wire.ClientInfo:
     """Return what the server has to know of a client before round 1."""
     classes = client.num_classes
     frame, frame_dim = frame_name(client)
-    model = skeleton(client.architecture, client.spec, client.device)
+    model = skeleton(client.architecture, client.spec, client.device) if client.has_model else None
+    shared = shared_weights(client.parts, model, part_modules(client)) if model else {}
     return wire.ClientInfo(
         client=client.name,
         model=client.architecture,
-        feature_dim=model.width,
+        feature_dim=model.width if model else client.spec.feature_dim,
         classes=client.data.classes,
         train_counts=tuple(class_counts(torch.cat([client.data.train_y, client.data.held_y]), classes).tolist()),
         test_counts=tuple(class_counts(client.data.test_y, classes).tolist()),
@@ -27,7 +28,7 @@ def introduce(client: Client) -> wire.ClientInfo:
         fingerprint=fingerprint(),
         folder=str(package_folder("client_app")),
         worker=client.host.worker,
-        shared=wire.tensor_spec(shared_weights(client.parts, model, part_modules(client))),
+        shared=wire.tensor_spec(shared),
         frame=frame,
         frame_dim=frame_dim,
     )

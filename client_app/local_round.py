@@ -3,17 +3,17 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from flwr.app import RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
+from client_app import without_model
+from client_app.answers import Reply, view_of
 from client_app.batched import Member, Trained, batchable, train_together, trains_faster_together
 from client_app.client import Client
 from client_app.evaluation import evaluate_model, logits_of
-from client_app.in_frame import in_frame
 from client_app.own_model import accuracy_note, open_model, shared_weights, skeleton, state_to_save
 from client_app.stacked import stackable
 from client_app.training import LocalSettings, Statistics, extract, train
@@ -26,13 +26,6 @@ from isoproto.parts import Arrays, LossTerm, Measured, OwnMeans, Part, View, rep
 from isoproto.precision import wide
 from isoproto.seeding import torch_generator
 from models import FeatureModel
-
-
-class Reply(NamedTuple):
-    """A reply, and the function that saves the model; call it before sending the reply."""
-
-    content: RecordDict
-    save: Callable[[], None]
 
 
 class Job(NamedTuple):
@@ -125,7 +118,7 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
     bring several clients to the point where they train, and then train them as one program:
 
     - A client that trains batched yields one ``Job``. The caller trains it and sends the ``Trained`` back.
-    - Any other client trains here and yields nothing.
+    - Any other client trains here and yields nothing. A client without a model does not train.
 
     In both cases the generator's return value, ``StopIteration.value``, is the reply.
 
@@ -134,6 +127,8 @@ def round_in_steps(client: Client, broadcast: wire.Broadcast) -> RoundSteps:
         ConfigError: If the settings do not fit this client.
         StateError: If its model cannot be read.
     """
+    if not client.has_model:
+        return without_model.answer_round(client, broadcast)
     started = time.perf_counter()
     start = _start(client, broadcast)
     terms = _terms(client.parts, start.view)
@@ -161,7 +156,7 @@ def _start(client: Client, broadcast: wire.Broadcast) -> _Start:
     features = extract(loaded.model, data.train_x) if early or unknown else None
     if unknown:
         own_means = own_means_of(statistics_of(loaded.model, data, features), data)
-    view = _view(client, broadcast, own_means, loaded.modules)
+    view = view_of(client, broadcast, own_means, loaded.modules)
     # The saved accuracy is of the model alone. In a common frame it also depends on what the server sent.
     saved = None if view.samples else loaded.tested
     tested = saved or evaluate_model(loaded.model, data, view)
@@ -220,28 +215,13 @@ def _finish(
 
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Reply:
     """Evaluate the client's own model as it stands after the round. Nothing is saved."""
+    if not client.has_model:
+        return without_model.examine(client, broadcast)
     model, modules, _, own_means = open_model(client, broadcast, before=broadcast.server_round + 1)
     if own_means is None and client.config.frame != "shared" and "prototypes" in broadcast.arrays:
         own_means = own_means_of(statistics_of(model, client.data), client.data)  # needed to map the prototypes
-    evaluation = evaluate_model(model, client.data, _view(client, broadcast, own_means, modules))
+    evaluation = evaluate_model(model, client.data, view_of(client, broadcast, own_means, modules))
     return Reply(wire.write_evaluate_reply(evaluation, broadcast, client.name), lambda: None)
-
-
-def _view(
-    client: Client, broadcast: wire.Broadcast, own_means: OwnMeans | None, modules: Mapping[str, nn.Module]
-) -> View:
-    return View(
-        client=client.name,
-        server_round=broadcast.server_round,
-        frame=client.config.frame,
-        arrays=broadcast.arrays,
-        own_means=own_means,
-        num_classes=client.num_classes,
-        feature_dim=client.spec.feature_dim,
-        device=client.device,
-        modules=modules,
-        samples=in_frame(client, broadcast.experiment),
-    )
 
 
 def _terms(parts: tuple[Part, ...], view: View) -> list[LossTerm]:

@@ -9,6 +9,7 @@ from torch import nn
 from isoproto.errors import ConfigError
 from isoproto.own_code import is_own
 from isoproto.registry import lookup
+from isoproto.settings.sections import NO_MODEL
 from models.bag import bag_mlp
 from models.base import FeatureModel, HeadShape, ModelSpec, TextSpec
 from models.cnn import cnn, cnn4, tiny_cnn
@@ -134,21 +135,22 @@ def architectures(models: str) -> tuple[str, ...]:
 
     Args:
         models: A name in ``FAMILIES``, or names in ``MODELS``, in ``TEXT_MODELS`` or of a user's own functions
-            (``FILE.py:callable``), separated by commas. A user's file is not imported here.
+            (``FILE.py:callable``), separated by commas. A user's file is not imported here. ``none`` stands for a
+            client without a model.
 
     Raises:
         ConfigError: If a name is unknown, the papers disagree on its meaning, or some models are for pictures and
             others for text.
 
     Example:
-        >>> architectures("htfe2")
-        ('cnn4', 'resnet18')
+        >>> architectures("htfe2"), architectures("cnn, none")
+        (('cnn4', 'resnet18'), ('cnn', 'none'))
     """
     if variants := [family for family in FAMILIES if family.startswith(f"{models}_")]:
         meanings = "; ".join(f"{family!r} is {', '.join(FAMILIES[family])}" for family in variants)
         raise ConfigError(f"`models = {models!r}` means another list in each paper, name the one you want: {meanings}")
     names = FAMILIES.get(models) or tuple(name.strip() for name in models.split(","))
-    for name in [name for name in names if not is_own(name)]:
+    for name in [name for name in names if not is_own(name) and name != NO_MODEL]:
         lookup({**MODELS, **TEXT_MODELS, **(FAMILIES if len(names) == 1 else {})}, "models", name)
     text, pictures = ([name for name in names if name in table] for table in (TEXT_MODELS, MODELS))
     if text and pictures:

@@ -13,6 +13,7 @@ from isoproto.parts import ServerState, parts_of, reported_terms
 from isoproto.runs.evaluation import evaluation_figures
 from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
+from isoproto.settings.sections import NO_MODEL
 from strategies.refusals import refused_name
 from strategies.replies import GoodEvaluation, GoodTrainReply
 
@@ -228,8 +229,8 @@ def _predictors(evaluation: wire.Evaluation) -> dict[str, Any]:
 
 
 def _mean_losses(good: Sequence[GoodTrainReply], names: Sequence[str]) -> dict[str, float | None]:
-    """Return the mean of each loss over the clients that trained; ``None`` if none did."""
-    trained = [each.reply.losses for each in good if each.reply.means.samples]
+    """Return the mean of each loss over the clients that trained a model; ``None`` if none did."""
+    trained = [each.reply.losses for each in good if each.reply.means.samples and each.info.model != NO_MODEL]
     return {
         name.replace("-", "_"): sum(losses[name] for losses in trained) / len(trained) if trained else None
         for name in names

@@ -8,8 +8,9 @@ from typing import Any
 from isoproto.config import AUTO, MethodSettings, RunConfig
 from isoproto.errors import ConfigError
 from isoproto.losses import LOSSES, AlignmentLoss, structural
-from isoproto.parts import PARTS, TERMS, Part
+from isoproto.parts import PARTS, TERMS, Part, needs_models
 from isoproto.registry import lookup
+from isoproto.settings.sections import NO_MODEL
 
 # Settings of the alignment loss. A method's values of them are only for the method's own loss.
 _OF_LOSS = ("lambda_", "gamma", "missing")
@@ -97,6 +98,8 @@ def resolve(config: RunConfig, method: MethodSettings) -> RunConfig:
     for part in PARTS:
         if sentence := part.conflict(config):
             raise ConfigError(sentence)
+    if NO_MODEL in map(str.strip, config.models.split(",")) and (reason := needs_models(config)):
+        raise ConfigError(f"`models = {config.models}` leaves clients without a model, but {reason}")
     if config.share in ("base", "model"):
         # Averaging networks that start from different weights destroys them.
         config = dataclasses.replace(config, init="per-architecture")

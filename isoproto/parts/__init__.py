@@ -45,6 +45,7 @@ __all__ = [
     "Sent",
     "ServerState",
     "View",
+    "needs_models",
     "parts_of",
     "reported_terms",
 ]
@@ -98,3 +99,27 @@ def reported_terms(parts: tuple[Part, ...]) -> tuple[str, ...]:
     used = {type(part) for part in parts}
     names = [name for kind in PARTS if kind in _ALWAYS or kind in used for name in kind.reports]
     return ("cross-entropy", *names, "total")
+
+
+def needs_models(config: RunConfig) -> str:
+    """Return why every client of a run needs a model of its own, and what to do; empty if a client may have none.
+
+    Args:
+        config: The run's settings, resolved.
+
+    Example:
+        >>> from isoproto.config import RunConfig
+        >>> needs_models(RunConfig(common__map="none"))[:63]
+        'the run has no common frame, and without a model a client takes'
+    """
+    if not config.framed:
+        return (
+            "the run has no common frame, and without a model a client takes part by that alone. "
+            "Set common.map = 'standard', or name a model"
+        )
+    if weights := sorted({word for part in parts_of(config) for word in part.words}):
+        return (
+            f"the run averages weights of the clients' models ({', '.join(weights)}; `share = {config.share}`, "
+            f"`alignment = {config.alignment}`). Set share = 'none' and an alignment without `twin`, or name a model"
+        )
+    return ""

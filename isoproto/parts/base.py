@@ -120,14 +120,14 @@ class Batch(NamedTuple):
         features: Features of the samples, ``[B, d]``, in full precision.
         logits: Logits of the model's head, ``[B, C]``, in full precision.
         labels: Classes of the samples, ``[B]``, int64.
-        places: Positions of the samples in the client's training data, ``[B]``, int64.
+        indices: Positions of the samples in the client's training data, ``[B]``, int64.
     """
 
     inputs: Tensor
     features: Tensor
     logits: Tensor
     labels: Tensor
-    places: Tensor
+    indices: Tensor
 
 
 Compare = Callable[[Batch], Tensor]
@@ -300,6 +300,14 @@ class Part:
 
         An array whose first axis is ``P`` has one row for each of the C classes here. Those of classes that travel are
         taken out of it.
+        """
+        return {}
+
+    def measure_in_frame(self, view: View) -> Arrays:
+        """Return what a client without a model sends, by the names in ``up``; nothing unless the part can do without.
+
+        Args:
+            view: What the server sent, and the client's samples in the common frame.
         """
         return {}
 

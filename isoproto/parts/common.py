@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from isoproto.parts.base import Arrays, Field, Measured, Part, Sent
 from isoproto.parts.common_faults import Bounds, fault
 from isoproto.parts.common_state import BLOCKS, CommonState, FrameRules, Measurements
 from isoproto.parts.state import ServerState
+from isoproto.parts.view import View
 
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
@@ -144,13 +145,21 @@ class CommonClassifier(Part):
 
     def measure(self, measured: Measured) -> Arrays:
         """Return the statistics that the server lacks, the losses of held-out samples, and the gradients it wants."""
-        samples, view = measured.view.samples, measured.view
+        return self._measured(measured.view, measured.held)
+
+    def measure_in_frame(self, view: View) -> Arrays:
+        """Return the same without a network: the mixtures are of the classifiers alone."""
+        return self._measured(view, lambda: torch.zeros(0, 0))
+
+    def _measured(self, view: View, held: Callable[[], Tensor]) -> Arrays:
+        """Return what a client sends. ``held`` computes its network's logits of the held-out samples, if it has one."""
+        samples = view.samples
         if samples is None:
             raise ValueError("a run with a common frame needs the client's samples in it; the client app gives them")
         known = set(view.arrays["common-known"].tolist()) if "common-known" in view.arrays else set()
         found = self._block(samples, known)
         if (shared := everybodys(view.arrays)) is not None:
-            found |= self._held_out(samples, shared, view.arrays["common-rows"], measured)
+            found |= self._held_out(samples, shared, view.arrays["common-rows"], held)
             if view.arrays["common-plan"][2]:
                 found |= self._gradient(samples, shared, view.arrays["common-rows"][-1])
         return found
@@ -177,13 +186,13 @@ class CommonClassifier(Part):
         return {}
 
     def _held_out(
-        self, samples: FrameSamples, shared: Everybodys, rows: Tensor, measured: Measured
+        self, samples: FrameSamples, shared: Everybodys, rows: Tensor, held: Callable[[], Tensor]
     ) -> dict[str, Tensor]:
         labels = samples.held_labels
         if not len(labels):
             return {}
         classifiers = [Classifier(row, shared.classifier.present) for row in rows]
-        head = measured.held()
+        head = held()
         mixtures = held_out(samples, shared, head.double().log_softmax(1) if head.numel() else None)
         return {
             "common-losses": held_out_losses(

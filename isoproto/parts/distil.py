@@ -85,7 +85,7 @@ class DistilTerm(LossTerm):
 
 
 def _compare(teacher: Tensor, batch: Batch) -> Tensor:
-    return divergence(batch.logits, teacher[batch.places]).view(1)
+    return divergence(batch.logits, teacher[batch.indices]).view(1)
 
 
 @dataclass(frozen=True, kw_only=True)

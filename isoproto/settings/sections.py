@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from isoproto.settings.rules import AUTO, free, number, one_of
 
+NO_MODEL = "none"
+"""Stands for a client's model where the client has none: it takes part by the common frame alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
@@ -288,7 +291,9 @@ class Training:
     """The clients' models, and how each trains its own."""
 
     models: str = free(
-        "demo4", doc="A family's name, or model names separated by commas. They are dealt out by partition id."
+        "demo4",
+        doc="A family's name, or model names separated by commas. They are dealt out by partition id. `none` among "
+        "them stands for a client without a network, which takes part by the common frame alone (`common.map`).",
     )
     feature_dim: int = number(128, 1, 65536, doc="Feature width that all models have in common.")
     heads: str = free(

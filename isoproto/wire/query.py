@@ -54,8 +54,8 @@ class ClientInfo:
 
     Attributes:
         client: Stable name: the partition id as text in simulation, else the node's own name.
-        model: Name of its architecture.
-        feature_dim: Feature width d of its model.
+        model: Name of its architecture; ``none`` if it has no model.
+        feature_dim: Feature width d of its model; without a model, that of the run.
         classes: Names of the classes, in the order of its labels.
         train_counts: Training samples of each class.
         test_counts: Test samples of each class.

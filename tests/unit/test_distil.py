@@ -168,8 +168,8 @@ def test_every_sample_meets_its_own_teacher(augment):
     class Spy(DistilTerm):
         def batches(self, labels):
             def compare(batch):
-                met.append((batch.places.tolist(), batch.labels.tolist()))
-                return divergence(batch.logits, self.teacher[batch.places]).view(1)
+                met.append((batch.indices.tolist(), batch.labels.tolist()))
+                return divergence(batch.logits, self.teacher[batch.indices]).view(1)
 
             return iter([compare] * len(labels))
 
