@@ -44,13 +44,13 @@ def run_federation(grid: Grid, run_config: Mapping[str, Scalar], *, flower_run: 
     Raises:
         ConfigError: If settings cannot be used. The text names all of them.
         FederationError: If the run cannot continue.
-        StateError: If the run folder cannot be written, or an interrupted run cannot be read.
+        StateError: If the run folder cannot be written, an interrupted run cannot be read, or it goes on elsewhere.
     """
     show_log()
     asked = RunConfig.from_mapping(run_config, check=unknown_names)
     folder, config = open_run(asked)
-    folder.write_text(FLOWER_RUN, str(flower_run))
-    with _logged(folder):
+    with folder.in_use(), _logged(folder):
+        folder.write_text(FLOWER_RUN, str(flower_run))
         for sentence in itertools.chain(replaced_settings(folder), ignored_settings(asked, config)):
             _log.warning("%s", sentence)
         saved = load_checkpoint(folder.checkpoints)

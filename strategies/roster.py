@@ -52,6 +52,7 @@ class Roster:
         self.frame: tuple[str, int] | None = None
         self.late: frozenset[str] = frozenset()
         self._config, self._folder, self._journal = config, folder, journal
+        self._forgotten = frozenset(folder.forgotten)
         self._refusals = Refusals()
 
     # What is known of the clients
@@ -170,6 +171,9 @@ class Roster:
             for client, reason in failed.items():
                 self._refuse(server_round, node, f"the client failed: {one_line(reason)}", client)
             for info in infos:
+                if info.client in self._forgotten:
+                    self._refuse(server_round, node, _was_forgotten(info.client), info.client)
+                    continue
                 self._check(info, present)
                 self.hosts[info.client] = node  # it may be a new node if the client was restarted
                 self.clients[info.client] = info
@@ -293,6 +297,13 @@ def _check_code(info: wire.ClientInfo) -> None:
 
 def _other_classes(info: wire.ClientInfo) -> str:
     return f"client {info.client}: its class list {info.classes[:5]!r:.120} is not the others'"
+
+
+def _was_forgotten(client: str) -> str:
+    return (
+        f"client {client} was forgotten (`isoproto forget`), so its statistics are not asked for again; "
+        f"`isoproto forget RUN {client} --may-return` lets it come back when the run is resumed"
+    )
 
 
 def _other_kind(info: wire.ClientInfo) -> str:

@@ -44,6 +44,7 @@ def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict
         **{key: run.summary[key] for key in kept},
         "curve": [row["mean"] for row in accuracy_history(run.metrics).summaries()],
         "failed": len(run.summary["clients"]["failed"]),
+        "largest_reply": max((line["bytes"]["up_rows"] for line in run.metrics if line["kind"] == "client"), default=0),
         "evaluations": [_evaluation(line) for line in run.metrics if line["kind"] == "evaluation"],
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }

@@ -10,14 +10,13 @@ Cells are written to benchmarks/results/common.json as they end; a second call r
 
 import argparse
 import itertools
-import logging
 from collections import defaultdict
 from typing import Any
 
-from cells import ROOT, load, run_missing
+from cells import run_missing
+from common_page import write_page
 
 RESULTS = "common"
-PAGE = ROOT / "docs" / "common.md"
 COMMAND = "python benchmarks/reproduce/common.py --data-dir DIR"
 SEEDS = (0, 1, 2, 3, 4)
 Settings = dict[str, Any]
@@ -27,10 +26,10 @@ NATURAL: Settings = {"augment": "warp_flip", "common.change": "warp_flip"}
 SMALL_TEXT: Settings = {"models": "fasttext,textcnn", "common.copies": 0}
 # Clients, and the settings of the data, by name. Networks train for so many rounds of one epoch.
 DATA: dict[str, tuple[int, Settings]] = {
-    "digits4, Dirichlet 0.1": (20, {"data": "digits4", "partition": "dirichlet", "rounds": 15, **WARPED}),
-    "digits4, by domain": (20, {"data": "digits4", "partition": "domain", "rounds": 15, **WARPED}),
-    "digits4, by domain, 80 clients": (80, {"data": "digits4", "partition": "domain", "rounds": 15, **WARPED}),
-    "Office-Caltech, by domain": (20, {"data": "office_caltech", "partition": "domain", "rounds": 15, **NATURAL}),
+    "digits4, Dirichlet 0.1": (20, {"data": "digits4", "partition": "dirichlet", "rounds": 10, **WARPED}),
+    "digits4, by domain": (20, {"data": "digits4", "partition": "domain", "rounds": 10, **WARPED}),
+    "digits4, by domain, 80 clients": (80, {"data": "digits4", "partition": "domain", "rounds": 10, **WARPED}),
+    "Office-Caltech, by domain": (20, {"data": "office_caltech", "partition": "domain", "rounds": 10, **NATURAL}),
     "AG News, 7,600 texts, Dirichlet 0.5": (
         20,
         {"data": "ag_news", "partition": "dirichlet", "alpha": 0.5, "rounds": 10, **SMALL_TEXT},
@@ -50,23 +49,76 @@ DATA: dict[str, tuple[int, Settings]] = {
 }
 METHODS: dict[str, Settings] = {"isoproto": {"strategy": "isoproto"}, "local": {"strategy": "local"}}
 
+# Further questions, on two partitions of digits4, without networks: what travels, and how far it goes.
+NO_NETWORK: Settings = {"strategy": "isoproto", "models": "none", "rounds": 13, "common.change": "warp"}
+QUESTIONS: dict[str, Settings] = {
+    "as it is": {},
+    "8 directions": {"common.rank": 8},
+    "16 directions": {"common.rank": 16},
+    "32 directions": {"common.rank": 32},
+    "whole scatter": {"common.rank": 0},
+    "float16": {"wire.dtype": "float16"},
+    "int8": {"wire.dtype": "int8"},
+    "no random features": {"common.features": 0},
+    "512 random features": {"common.features": 512},
+    "2,048 random features": {"common.features": 2048},
+    "256 linear coordinates": {"common.dim": 256},
+    "no copies": {"common.copies": 0},
+    "no gradients": {"common.rounds": 0},
+    "steps of 0.3": {"common.step": 0.3},
+    "pull of 0.3": {"common.pull": 0.3},
+}
+ASKED: dict[str, Settings] = {
+    "digits4, Dirichlet 0.1": {"data": "digits4", "partition": "dirichlet"},
+    "digits4, by domain": {"data": "digits4", "partition": "domain"},
+}
+
+# Other sources: frozen networks as map, all of CIFAR-10 at FedSAF's partition, averaged weights of one architecture.
+FROZEN: Settings = {**NO_NETWORK, "common.map": "efficientnet_lite0", "common.copies": 0}
+OTHERS: dict[str, tuple[int, Settings]] = {
+    "CIFAR-10, all pictures, Dirichlet 0.1 | isoproto, no networks": (
+        20,
+        {**NO_NETWORK, "data": "cifar10", "partition": "dirichlet", "common.copies": 1, "common.change": "flip"},
+    ),
+    "Office-Caltech, by domain | EfficientNet-Lite0": (20, {**FROZEN, "data": "office_caltech", "partition": "domain"}),
+    "PACS, 4,000 pictures, by domain | EfficientNet-Lite0": (
+        20,
+        {**FROZEN, "data": "pacs", "partition": "domain", "max-samples": 4000},
+    ),
+    **{
+        f"{data} | {strategy}, one architecture": (
+            20,
+            {**asked, "strategy": strategy, "share": "model", "models": "cnn", "rounds": 40, "augment": "warp"},
+        )
+        for data, asked in ASKED.items()
+        for strategy in ("fedavg", "fedhpro")
+    },
+}
+
 
 def cells() -> dict[str, tuple[int, Settings]]:
-    """Return number of clients and settings of every cell by its name."""
-    found = {}
+    """Return number of clients and settings of every cell by its name, the most important first."""
+    found: dict[str, tuple[int, Settings]] = {}
     for seed, (data, (clients, of_data)), (method, of_method) in itertools.product(
         SEEDS, DATA.items(), METHODS.items()
     ):
-        settings = {**of_data, **of_method, "seed": seed, "partition-seed": seed, "evaluate-every": 1}
+        settings = {**of_data, **of_method}
         if method == "local":
             settings = {key: value for key, value in settings.items() if not key.startswith("common.")}
         found[f"{data} | {method} | seed {seed}"] = (clients, settings)
-    return found
+    for seed, (data, asked), (name, changed) in itertools.product((0, 1, 2), ASKED.items(), QUESTIONS.items()):
+        found[f"{data} | question: {name} | seed {seed}"] = (20, {**NO_NETWORK, **asked, **changed})
+    found |= {f"{name} | seed 0": cell for name, cell in OTHERS.items()}
+    return {name: (clients, _seeded(name, settings)) for name, (clients, settings) in found.items()}
+
+
+def _seeded(name: str, settings: Settings) -> Settings:
+    seed = int(name.rpartition(" ")[2])
+    return {**settings, "seed": seed, "partition-seed": seed, "evaluate-every": 1}
 
 
 def main() -> None:
     """Run what is missing, and write the page."""
-    logging.basicConfig(level=logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="folder of data files")
     parser.add_argument("--only", default="", help="run cells whose name holds this text")
@@ -76,9 +128,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.table:
         chosen = {
-            name: cell
-            for name, cell in cells().items()
-            if arguments.only in name and int(name.rpartition(" ")[2]) < arguments.seeds
+            name: cell for name, cell in cells().items() if arguments.only in name and cell[1]["seed"] < arguments.seeds
         }
         groups: dict[int, dict[str, Settings]] = defaultdict(dict)
         for name, (clients, settings) in chosen.items():
@@ -92,6 +142,7 @@ def main() -> None:
                 workers=arguments.jobs,
                 data_dir=arguments.data_dir,
             )
+    write_page()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from isoproto import paths
 from isoproto.cli import data as cli_data
+from isoproto.cli import forget as cli_forget
 from isoproto.cli import keys as cli_keys
 from isoproto.cli import node as cli_node
 from isoproto.config import RunConfig, Scalar, read_overrides
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(cli_keys.app)
 app.add_typer(cli_data.app)
 app.add_typer(cli_node.app)
+app.add_typer(cli_forget.app)
 
 RunConfigOption = Annotated[
     list[str] | None,

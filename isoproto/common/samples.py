@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isoproto.common.classifier import Classifier, log_prior, log_probabilities
-from isoproto.common.mixture import best_weights, mixed, mixture_errors
+from isoproto.common.mixture import PREDICTIONS, best_weights, mixed, mixture_errors
 from isoproto.common.own import Choice
 
 
@@ -108,9 +108,12 @@ def predictions(
     errors = held_out(samples, everybodys, head_held)
     others = None if everybodys is None else everybodys.mixtures
     joint = best_weights(errors, others, alone=everybodys is None)
-    alone = best_weights(errors, others, alone=True)
-    by = {name: p.argmax(1) for name, p in zip(("common", "own", "head"), each, strict=True) if p is not None}
-    by |= {"joint": mixed(each, joint).argmax(1), "alone": mixed([None, *each[1:]], alone).argmax(1)}
+    by = {name: p.argmax(1) for name, p in zip(PREDICTIONS, each, strict=True) if p is not None}
+    by["joint"] = mixed(each, joint).argmax(1)
+    if samples.shown == "joint":  # the same mixture without everybody's classifier
+        by["alone"] = mixed([None, *each[1:]], best_weights(errors, others, alone=True)).argmax(1)
+    elif samples.shown == "common":
+        by["alone"] = by["own"]
     return Predictions(by, joint)
 
 

@@ -73,7 +73,7 @@ class Block(NamedTuple):
 
     def rows(self) -> Tensor:
         """Return rows ``[R + K, D]`` whose products add up to those of the samples, but for ``floor``; float64."""
-        return torch.cat([self.factor.double(), self.sums.double() / self.counts.unsqueeze(1).sqrt()])
+        return torch.cat([self.factor.double(), self.sums.double() / self.counts.double().unsqueeze(1).sqrt()])
 
 
 def _factor(centred: Tensor, rank: int) -> tuple[Tensor, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,11 @@ from torch import Tensor
 from isoproto.common.classifier import Classifier
 from isoproto.common.gradients import class_gradients
 from isoproto.common.mixture import WEIGHTS
-from isoproto.common.own import MOST_LOSS, held_out_losses
+from isoproto.common.own import held_out_losses
 from isoproto.common.samples import Everybodys, FrameSamples, held_out
 from isoproto.common.statistics import Block
 from isoproto.parts.base import Arrays, Field, Measured, Part, Sent
+from isoproto.parts.common_faults import Bounds, fault
 from isoproto.parts.common_state import BLOCKS, CommonState, FrameRules, Measurements
 from isoproto.parts.state import ServerState
 from isoproto.parts.view import View
@@ -25,8 +26,6 @@ from isoproto.parts.view import View
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
 
-# Bytes and rounding may make a row a little longer than it was.
-_ROUNDING = 1.02
 _MIXTURES = str(len(WEIGHTS))
 
 
@@ -57,12 +56,14 @@ class CommonClassifier(Part):
         rank: Leading directions of the scatter that travel; 0 for all.
         clip: Largest length of a sample in the frame.
         minimum: Least samples of a class that a client sends statistics of.
+        holdout: Part of its samples that a client holds out.
     """
 
     rules: FrameRules
     rank: int
     clip: float
     minimum: int
+    holdout: float
 
     uses_means = False
     predictors = ("head", "common", "own", "joint", "alone")
@@ -99,7 +100,17 @@ class CommonClassifier(Part):
             step=config.common__step,
             pull=config.common__pull,
         )
-        return cls(rules=rules, rank=config.common__rank, clip=config.common__clip, minimum=config.min_class_samples)
+        return cls(
+            rules=rules,
+            rank=config.common__rank,
+            clip=config.common__clip,
+            minimum=config.min_class_samples,
+            holdout=config.common__holdout,
+        )
+
+    @property
+    def _bounds(self) -> Bounds:
+        return Bounds(self.clip, self.rank, len(self.rules.temperatures), self.holdout)
 
     @property
     def sends(self) -> tuple[Field, ...]:
@@ -120,7 +131,7 @@ class CommonClassifier(Part):
 
     def fault(self, arrays: Arrays, declared: Sequence[int]) -> str:
         """Return what no samples of the declared number and length can give."""
-        return _fault(arrays, declared, self.clip * _ROUNDING)
+        return fault(arrays, declared, self._bounds)
 
     def fold(self, before: ServerState, after: ServerState, sent: Sequence[Sent]) -> ServerState:
         """Take in new statistics, held-out losses and gradients, and make the next classifier."""
@@ -208,43 +219,3 @@ def _block(arrays: Arrays) -> tuple[int, Block]:
     """Return the checksum and the statistics in a reply."""
     ids, counts, sums, factor = (arrays[f"common-{name}"] for name in ("ids", "counts", "sums", "factor"))
     return int(arrays["common-block"][0]), Block(ids.long(), counts, sums, factor, float(arrays["common-floor"]))
-
-
-def _fault(arrays: Mapping[str, Tensor], declared: Sequence[int], clip: float) -> str:
-    samples = sum(declared) or math.inf
-    if "common-block" in arrays:
-        kind, ids, counts = int(arrays["common-block"][1]), arrays["common-ids"].long(), arrays["common-counts"]
-        if kind not in range(len(BLOCKS)):
-            return f"array 'common-block': expected a kind from 0 to {len(BLOCKS) - 1}, got {kind}"
-        if len(counts) != len(ids) or not len(ids) or bool((ids.diff() <= 0).any()) or int(ids.min()) < 0:
-            return f"array 'common-ids': expected strictly increasing ids, got {ids.tolist()!r:.200}"
-        if declared and int(ids.max()) >= len(declared):
-            return f"array 'common-ids': expected 0..{len(declared) - 1}, got {ids.tolist()!r:.200}"
-        if int(counts.min()) < 1 or (declared and bool((counts > torch.tensor(declared)[ids]).any())):
-            return f"array 'common-counts': {counts.tolist()!r:.200} samples, the client declared {declared!r:.200}"
-        if bool((too_long := arrays["common-sums"].double().norm(dim=1) > clip * counts).any()):
-            worst = int(too_long.nonzero()[0])
-            return (
-                f"array 'common-sums': class {int(ids[worst])} is longer than {int(counts[worst])} samples of length "
-                f"{clip:.3g} (`common.clip`) can be"
-            )
-        floor, width = float(arrays["common-floor"]), arrays["common-sums"].shape[1]
-        trace = float(arrays["common-factor"].double().square().sum()) + floor * width
-        most = clip**2 * int(counts.sum())
-        if floor < 0 or not trace <= most:
-            return f"array 'common-factor': the scatter is {trace:.3g}, that of these samples is at most {most:.3g}"
-    if "common-held" in arrays and not 1 <= int(arrays["common-held"]) <= samples:
-        return f"array 'common-held': {int(arrays['common-held'])} samples, the client declared {samples}"
-    if "common-held" in arrays:
-        held, wrong, losses = int(arrays["common-held"]), arrays["common-mixed"], arrays["common-losses"]
-        if int(wrong.min()) < 0 or int(wrong.max()) > held:
-            return f"array 'common-mixed': {int(wrong.min())} to {int(wrong.max())} errors of {held} samples"
-        if float(losses.min()) < 0 or float(losses.max()) > MOST_LOSS * held * 1.001:
-            most = MOST_LOSS * held
-            return f"array 'common-losses': {float(losses.max()):.3g}, that of {held} samples is from 0 to {most:g}"
-    if "common-gradient" in arrays:
-        longest = float(arrays["common-gradient"].double().norm())
-        most = math.sqrt(2 * (clip**2 + 1)) * samples
-        if not longest <= most:
-            return f"array 'common-gradient': norm {longest:.3g}, that of {samples} samples is at most {most:.3g}"
-    return ""

@@ -220,13 +220,15 @@ class CommonState:
         return state._moved(rules, measured)
 
     def without(self, client: str, rules: FrameRules) -> CommonState:
-        """Return the state without a client's statistics.
+        """Return the state as it would be if a client had never sent anything.
 
-        Gradient steps start again from the closed form, since the client's gradients are in them.
+        The client's losses and gradients are in the choice of the shrinkage and temperature, in the mixtures and in the
+        gradient steps. So all of these start again.
         """
         kept = {key: block for key, block in self.blocks.items() if key[1] != client}
         digests = {key: self.digests[key] for key in kept}
-        return dataclasses.replace(self, blocks=kept, digests=digests).solved(rules)
+        fresh = CommonState.empty(len(self.present))
+        return dataclasses.replace(fresh, blocks=kept, digests=digests).solved(rules)
 
     def solved(self, rules: FrameRules) -> CommonState:
         """Return the state with the classifier made anew from all statistics, and no gradient steps."""
@@ -247,7 +249,7 @@ class CommonState:
             first=first,
             shrink=shrink,
             temperature=self.temperature or rules.first[1],
-            chosen_of=(self.chosen_of or samples) if settled else 0.0,
+            chosen_of=samples if rules.settled else self.chosen_of if settled else 0.0,
             steps=0,
             worse=0,
         )
@@ -256,7 +258,7 @@ class CommonState:
     def _with_held(self, rules: FrameRules) -> CommonState:
         """Return the state with the closed form from all samples made anew."""
         everything = self._total("fit", "held")
-        if everything is None:
+        if everything is None or not len(self.rows):  # without training samples there is no shrinkage either
             return self
         (classifier,) = solve(everything, [self.shrink])
         return dataclasses.replace(self, everything=classifier.rows, present=classifier.present)

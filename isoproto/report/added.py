@@ -1,10 +1,11 @@
 """What federation added, in words: the line for the terminal, and the words and tables of the report."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from isoproto.report.formats import NOTHING, counted, gain, percent
-from isoproto.report.html import html_table, html_text, panels
+from isoproto.report.html import html_table, panels
 from isoproto.report.run import Run
 
 SURE = 0.05  # a p-value from here on is not told apart from chance
@@ -87,7 +88,7 @@ def words_section(run: Run) -> str:
     )
     if clients["low"] is not None:
         text += " In brackets is the 95% interval: what to expect of the average of other clients like these."
-    return f'<div class="panel"><p class="quiet">{html_text(text)}</p></div>'
+    return f'<div class="panel"><p class="quiet">{escape(text)}</p></div>'
 
 
 def tables_section(run: Run) -> str:
@@ -136,7 +137,7 @@ def _sizes(sizes: Sequence[Mapping[str, Any]]) -> str:
         for third in sizes
     ]
     headings = ("training samples of the client", "clients", "nothing exchanged", "exchanged", "points")
-    return html_table("By size of client, three thirds", headings, rows, numbers=range(1, 5))
+    return html_table("By size of client, about a third of them each", headings, rows, numbers=range(1, 5))
 
 
 def _range(low: int, high: int) -> str:

@@ -61,7 +61,7 @@ class SamplesAdded(Means):
 
 
 class SizeAdded(Means):
-    """The mean over a third of the clients, whose training samples number from ``smallest`` to ``largest``."""
+    """The mean over about a third of the clients, whose training samples number ``smallest`` to ``largest``."""
 
     clients: int
     smallest: int
@@ -85,8 +85,10 @@ def added_figures(entries: Iterable[Entry]) -> Added | None:
 
     Returns:
         ``clients``, ``samples`` and ``sizes``; None if no entry can be compared. ``sizes`` has a figure for the
-        smallest, the middle and the largest third of the clients by training samples (``samples`` of an entry); it
-        is empty with fewer than three clients, or where a client's training samples are not known.
+        smallest, the middle and the largest third of the clients by training samples (``samples`` of an entry).
+        Clients with the same number of them are in the same third, so thirds may differ in size, and one may be
+        missing. ``sizes`` is empty with fewer than three clients, if all clients have the same number, or where a
+        client's number is not known.
 
     Example:
         Client "a" gets 6 of 10 samples right by the exchange and 4 without; it gained 3 samples and lost 1. Client
@@ -357,17 +359,28 @@ def _over_samples(entries: Sequence[Entry]) -> SamplesAdded:
 def _by_size(entries: Sequence[Entry]) -> list[SizeAdded]:
     if len(entries) < 3 or any(entry.get("samples") is None for entry in entries):
         return []
-    ordered = sorted(entries, key=lambda entry: int(entry["samples"]))
-    thirds = [[ordered[i] for i in part] for part in np.array_split(np.arange(len(ordered)), 3)]
+    thirds = _thirds([int(entry["samples"]) for entry in entries])
+    groups = [[entry for entry, third in zip(entries, thirds, strict=True) if third == i] for i in sorted(set(thirds))]
+    if len(groups) < 2:
+        return []
+    sizes = [sorted(int(entry["samples"]) for entry in group) for group in groups]
     return [
-        SizeAdded(
-            clients=len(third),
-            smallest=int(third[0]["samples"]),
-            largest=int(third[-1]["samples"]),
-            **_means(third),
-        )
-        for third in thirds
+        SizeAdded(clients=len(group), smallest=numbers[0], largest=numbers[-1], **_means(group))
+        for group, numbers in zip(groups, sizes, strict=True)
     ]
+
+
+def _thirds(sizes: Sequence[int]) -> list[int]:
+    """Return which third each size is in: 0, 1 or 2, by the middle of the ranks that equal sizes share.
+
+    Example:
+        >>> _thirds([30, 10, 20]), _thirds([10, 10, 10, 10, 20, 30])
+        ([2, 0, 1], [1, 1, 1, 1, 2, 2])
+    """
+    ordered = np.sort(sizes)
+    # Twice the middle rank, counted from 0, plus one: of n different sizes 1, 3, ..., 2n - 1.
+    ranks = np.searchsorted(ordered, sizes, side="left") + np.searchsorted(ordered, sizes, side="right")
+    return [int(third) for third in 3 * ranks // (2 * len(sizes))]
 
 
 def _means(entries: Sequence[Entry]) -> Means:

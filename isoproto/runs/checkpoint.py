@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +71,24 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             "start a new run"
         )
     return None
+
+
+def rewrite_checkpoints(folder: Path, change: Callable[[Checkpoint], Checkpoint]) -> None:
+    """Replace every checkpoint by what ``change`` makes of it, each atomically, and delete those that are damaged.
+
+    If this is interrupted, some checkpoints are changed and others are not; call it again.
+
+    Raises:
+        StateError: If a file cannot be written. It stays as it was.
+    """
+    for path in _files(folder):
+        try:
+            found = _read(path)
+        except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as err:
+            _log.warning("deleted the checkpoint %s, which cannot be read (%s)", path, err)
+            path.unlink(missing_ok=True)
+        else:
+            save_checkpoint(folder, change(found))
 
 
 def _read(path: Path) -> Checkpoint:

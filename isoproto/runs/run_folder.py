@@ -1,6 +1,7 @@
 """Writing the folder of a run. ``isoproto.report`` reads it."""
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -8,9 +9,11 @@ import secrets
 import sys
 import time
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from isoproto.client_names import client_order
 from isoproto.config import RunConfig, Scalar
 from isoproto.errors import ConfigError, StateError
 from isoproto.paths import write_atomically
@@ -20,6 +23,8 @@ _log = logging.getLogger("isoproto")
 
 # File with the number under which the SuperLink knows the run; 0 if there is no SuperLink.
 FLOWER_RUN = "flower-run"
+# File that the process of a run holds locked, and file with the names of clients that must not come back.
+_LOCK, _FORGOTTEN = "lock", "forgotten.json"
 
 
 class RunFolder:
@@ -72,6 +77,44 @@ class RunFolder:
         """The folder of the checkpoints."""
         return self.path / "checkpoint"
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes from changing the run while the block lasts. A process that dies lets go.
+
+        Raises:
+            StateError: If another process has the run.
+        """
+        path = self.path / _LOCK
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as err:
+                raise StateError(
+                    f"the run {self.path.name} goes on in another process, which has locked {path}; wait until it has "
+                    "ended, or stop it first"
+                ) from err
+            yield
+
+    @property
+    def forgotten(self) -> tuple[str, ...]:
+        """Names of the clients that were forgotten and must not come back, sorted.
+
+        Raises:
+            StateError: If they cannot be read.
+        """
+        path = self.path / _FORGOTTEN
+        try:
+            return tuple(json.loads(path.read_text("utf8"))) if path.exists() else ()
+        except (OSError, ValueError) as err:
+            raise StateError(
+                f"cannot read {path}, the names of clients that must not come back: {err}. Write it again, as "
+                '["name", "name"]'
+            ) from err
+
+    def keep_out(self, clients: Iterable[str]) -> None:
+        """Set the names of the clients that must not come back."""
+        self.write_text(_FORGOTTEN, json.dumps(sorted(set(clients), key=client_order)) + "\n")
+
     def write_text(self, name: str, text: str) -> None:
         """Write a small file atomically: a reader sees the old text or the new one, never a part."""
         write_atomically(self.path / name, text.encode())
@@ -123,7 +166,14 @@ class RunFolder:
     def cut_back(self, server_round: int | None) -> None:
         """Remove the lines of rounds after ``server_round``, which will be repeated; ``None`` removes all lines."""
         kept = [] if server_round is None else [line for line in self.lines() if line["round"] <= server_round]
-        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self._write_lines(kept)
+
+    def mend(self) -> None:
+        """Remove a last line that was cut off when the run was killed, so that lines can be appended."""
+        self._write_lines(self.lines())
+
+    def _write_lines(self, lines: Iterable[dict[str, Any]]) -> None:
+        self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def open_log(self) -> logging.Handler:
         """Write the project's log into ``log.txt`` as well, until ``close_log``."""

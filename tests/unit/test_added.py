@@ -219,10 +219,29 @@ def test_figures_of_three_clients():
 def test_thirds_by_size_hold_every_client_once():
     entries = [entry(str(i), i % 5, 2, 10, lost=2, samples=1000 - i) for i in range(20)]
     sizes = added_figures(entries)["sizes"]
-    assert [third["clients"] for third in sizes] == [7, 7, 6]
-    assert [(third["smallest"], third["largest"]) for third in sizes] == [(981, 987), (988, 994), (995, 1000)]
+    assert [third["clients"] for third in sizes] == [7, 6, 7]
+    assert [(third["smallest"], third["largest"]) for third in sizes] == [(981, 987), (988, 993), (994, 1000)]
     smallest = [(i % 5 - 2) / 10 for i in range(13, 20)]
     assert sizes[0]["difference"] == pytest.approx(sum(smallest) / 7)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 10)), min_size=3, max_size=40))
+def test_clients_of_one_size_are_in_the_same_third(clients):
+    entries = [
+        entry(str(i), 5, alone, 10, lost=max(0, alone - 5), samples=samples)
+        for i, (samples, alone) in enumerate(clients)
+    ]
+    sizes = added_figures(entries)["sizes"]
+    if len({samples for samples, _ in clients}) > 1:
+        assert 2 <= len(sizes) <= 3
+        assert sum(third["clients"] for third in sizes) == len(clients)
+    else:
+        assert sizes == []
+    for third in sizes:
+        inside = [(5 - alone) / 10 for samples, alone in clients if third["smallest"] <= samples <= third["largest"]]
+        assert third["clients"] == len(inside)
+        assert third["difference"] == pytest.approx(sum(inside) / len(inside))
+    assert all(before["largest"] < after["smallest"] for before, after in itertools.pairwise(sizes))
 
 
 def test_without_training_samples_or_with_two_clients_there_are_no_thirds():

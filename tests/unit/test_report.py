@@ -787,6 +787,7 @@ def test_the_report_says_what_federation_added(added_folder):
     assert (clients["gain"], clients["lose"], clients["tie"]) == (7, 0, 13)
     mean, low, high = (f"{100 * clients[key]:.1f}" for key in ("difference", "low", "high"))
     assert f"For the average client it is +{mean} points [{low}, {high}]. In brackets is the 95% interval" in text
+    assert "what to expect of the average of other clients like these." in text
     assert f"with nothing exchanged {100 * clients['alone']:.1f}% {100 * samples['alone']:.1f}%" in text
     assert f"better with the exchange 7 clients {samples['gained']} samples" in text
     assert f"better without it 0 clients {samples['lost']} samples" in text
@@ -854,6 +855,13 @@ def test_the_drawing_of_what_was_added_stays_small(clients, most):
     assert 1 <= len(dots) <= most + 40  # the ticks are marks too
     assert ("share a dot" in chart.caption) == (clients > 500)
     ElementTree.fromstring(chart.svg)
+
+
+def test_both_axes_of_what_was_added_have_the_same_ticks():
+    entries = [{"total": 40, "correct": 38, "predictors": {"alone": 34 + i}} for i in range(5)]
+    ticks = re.findall(r">(\d+(?:\.\d)?)</text>", exchanged_against_alone(entries).svg)
+    assert len(ticks) >= 6
+    assert ticks[: len(ticks) // 2] == ticks[len(ticks) // 2 :]
 
 
 def test_clients_without_a_comparison_are_not_drawn():

@@ -63,12 +63,14 @@ def _pairs(entries: Sequence[Entry]) -> NDArray[np.float64]:
 
 def _draw_dots(axes: "Axes", dots: NDArray[np.float64]) -> None:
     """Draw the dots, and the line on which both accuracies are the same, on two equal axes."""
+    from matplotlib.ticker import MaxNLocator
+
     low = max(0.0, 5 * np.floor((dots.min() - 1) / 5)) - 1
     high = min(100.0, 5 * np.ceil((dots.max() + 1) / 5)) + 1
     axes.plot([low, high], [low, high], color=hex_colour("muted"), linewidth=1.2, linestyle="--", label="no difference")
     size = float(np.clip(120 / np.sqrt(len(dots)), 3, 8))
     style: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": size, "alpha": 0.8, "markeredgewidth": 0}
     axes.plot(dots[:, 0], dots[:, 1], color=hex_colour("series-0"), label="client", **style)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-    axes.set_aspect("equal")
+    ticks = MaxNLocator(5).tick_values(low, high)
+    inside = ticks[(low <= ticks) & (ticks <= high)]  # the same ticks on both axes, as they have the same scale
+    axes.set(xlim=(low, high), ylim=(low, high), xticks=inside, yticks=inside, aspect="equal")
