@@ -20,7 +20,7 @@ from isoproto.seeding import torch_generator
 from models import ModelSpec, TextSpec
 
 # A new number makes all cached classifiers outdated.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def frame_name(client: Client) -> tuple[str, int]:

@@ -29,10 +29,12 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("dev"
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test finds or leaves anything in the user's own folders."""
-    monkeypatch.setenv("ISOPROTO_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test, and no fixture that several tests share, finds or leaves anything in the user's own folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISOPROTO_HOME", str(tmp_path_factory.getbasetemp() / "home"))
+        yield
 
 
 @pytest.fixture(autouse=True)
