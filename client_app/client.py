@@ -17,6 +17,7 @@ from isoproto.config import RunConfig, Scalar
 from isoproto.data import ClientData, hold_out
 from isoproto.engines.host import REAL_DEVICE, Host
 from isoproto.errors import ConfigError
+from isoproto.own_code import is_own
 from isoproto.parts import Part, needs_models, parts_of
 from isoproto.seeding import torch_generator
 from isoproto.settings.sections import NO_MODEL
@@ -42,7 +43,8 @@ class Client:
         device: Device that its model is on.
         host: Whether it is simulated, and by which worker.
         words: The characters that each token id stands for; empty for pictures.
-        own_map: The node's own feature map, ``FILE.py:callable``; empty if it names none.
+        own_map: Its own feature map, ``FILE.py:callable``, as the node names it, or in a simulation the run; empty if
+            neither does.
     """
 
     name: str
@@ -91,7 +93,7 @@ class Client:
         data = share.data
         if config.framed:
             data = hold_out(data, config.common__holdout, torch_generator(config.seed, "held-out", name))
-        own_map = str(node.get("map", ""))
+        own_map = str(node.get("map") or (config.common__map if is_own(config.common__map) else ""))
         return cls(
             name, partitions, config, architecture, data, share.domain, share.spec, device, host, share.words, own_map
         )

@@ -17,20 +17,25 @@ import torch
 
 from client_app.client import Client
 from client_app.device import choose_device
+from client_app.in_frame import frame_name
 from client_app.local_round import local_settings
 from client_app.own_model import build_model
 from client_app.training import train
+from isoproto.config import Scalar
 from isoproto.data import class_counts
 from isoproto.deploy.checks import Finding, check_ports, examine_network, skipped
 from isoproto.deploy.node import NodeConfig
 from isoproto.errors import DataError, IsoprotoError
 from isoproto.fingerprint import package_folder
 from isoproto.seeding import torch_generator
+from isoproto.settings.sections import NO_MODEL
 from models import FeatureModel, TextSpec
 
 Asked = Mapping[str, Collection[str]]
 """By strategy, what its runs ask for in the words of `may-send`."""
 
+# The kind of run that a device without a model can take part in. Nothing is held out, so that all samples are counted.
+_WITHOUT_MODEL: dict[str, Scalar] = {"strategy": "isoproto", "common.map": "standard", "common.holdout": 0.0}
 _MIB = 2**20
 _SUPERNODE_MIB = 200  # the SuperNode and the process that starts others: importing flwr 1.42, and a reserve
 _GENERATIONS = 4  # the most model files that a client keeps at a time
@@ -58,9 +63,13 @@ def examine(config: NodeConfig, feature_dim: int = 128, asked: Asked | None = No
         return
     client, data = _data(config, feature_dim)
     yield data
+    if client is not None and (config.map or not client.has_model):
+        yield _map(client, config)
     model: FeatureModel | None = None
     if client is None or data.state == "failed":
         yield skipped("training", "there are no data")
+    elif not client.has_model:
+        yield Finding("training", "ok", "nothing to train: this device has no model, and sends statistics alone")
     elif not config.model and isinstance(client.spec, TextSpec):  # only for pictures is there a default model
         yield skipped("training", "the run's models are not known here; name a `model` to try it")
     else:
@@ -142,7 +151,8 @@ def _gpu(config: NodeConfig) -> Finding:
 
 def _data(config: NodeConfig, feature_dim: int) -> tuple[Client | None, Finding]:
     try:
-        client = Client.of({"feature-dim": feature_dim}, config.for_client(), 0)
+        settings = _WITHOUT_MODEL if config.model == NO_MODEL else {}
+        client = Client.of({"feature-dim": feature_dim, **settings}, config.for_client(), 0)
     except DataError as err:
         return None, Finding("data", "failed", str(err), "mend the data, or `data`, `classes` and `data-dir`")
     except (IsoprotoError, MemoryError) as err:
@@ -164,6 +174,18 @@ def _data(config: NodeConfig, feature_dim: int) -> tuple[Client | None, Finding]
     if not sum(test):
         return client, Finding("data", "warning", text, "without test samples its accuracy is not known", details)
     return client, Finding("data", "ok", text, details=details)
+
+
+def _map(client: Client, config: NodeConfig) -> Finding:
+    """Make the feature map that the node would use, and compute the features of made-up samples."""
+    name = "own" if config.map else "standard"
+    try:
+        found, _ = frame_name(dataclasses.replace(client, config=dataclasses.replace(client.config, common__map=name)))
+    except IsoprotoError as err:
+        return Finding("map", "failed", str(err), "mend `map`, or leave it out where no run asks for it")
+    _, checksum = found.split(":")
+    text = f"{config.map.rsplit('/', 1)[-1] or found.partition(':')[0]}, checksum {checksum}"
+    return Finding("map", "ok", f"{text}; all nodes of a run need the same")
 
 
 def _training(client: Client, memory_mb: int) -> tuple[FeatureModel | None, Finding]:

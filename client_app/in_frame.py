@@ -15,6 +15,7 @@ from isoproto.common.samples import FrameSamples
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.data.folders import Array, cached_array, content_key
 from isoproto.maps import FeatureMap, computed, create_map, fingerprint, made_up
+from isoproto.own_code import is_own
 from isoproto.seeding import torch_generator
 from models import ModelSpec, TextSpec
 
@@ -70,7 +71,7 @@ def _parts(client: Client) -> list[tuple[Tensor, int]]:
 def _frame_of(client: Client) -> tuple[FeatureMap, Frame]:
     config = client.config
     return _frame(
-        config.common__map,
+        "own" if is_own(config.common__map) else config.common__map,
         client.own_map,
         client.spec,
         client.words,

@@ -57,6 +57,8 @@ def check_code(config: RunConfig, node: Mapping[str, Any], architecture: str, cl
         raise _foreign_code("models", architecture, "model", client)
     if "data" not in node and config.data.startswith("module:"):
         raise _foreign_code("data", config.data, "data", client)
+    if "map" not in node and is_own(config.common__map):
+        raise _foreign_code("common.map", config.common__map, "map", client)
     second = architecture_for(config.models, 0)  # not the node's own `model`
     if is_own(second) and any(part.owns for part in parts_of(config)):
         raise ConfigError(

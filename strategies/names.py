@@ -7,6 +7,8 @@ from isoproto.config import AUTO
 from isoproto.data import DATASETS, PARTITIONERS, class_names
 from isoproto.errors import ConfigError
 from isoproto.losses import LOSSES
+from isoproto.maps import MAPS
+from isoproto.own_code import is_own
 from isoproto.parts import PROTOTYPES, TERMS
 from isoproto.registry import lookup
 from models import HEADS, architecture_for
@@ -27,6 +29,7 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
         "data": lambda name: lookup(DATASETS, "data", name.partition(":")[0]),
         "classes": class_names,
         "models": lambda names: architecture_for(names, 0),
+        "common__map": _check_map,
         "heads": lambda name: lookup(HEADS, "heads", name),
     }
     for key in [key for key in checks if key in settings]:
@@ -34,6 +37,11 @@ def unknown_names(settings: Mapping[str, Any]) -> Iterator[str]:
             checks[key](settings[key])
         except ConfigError as err:
             yield str(err)
+
+
+def _check_map(name: str) -> None:
+    if not is_own(name):
+        lookup(dict.fromkeys((AUTO, "none", "standard", *MAPS)), "common.map", name)
 
 
 def _check_alignment(text: str) -> None:

@@ -188,6 +188,8 @@ def _start(
         values["data"] = cli_data.from_here(str(values["data"]))
     if is_own(models := str(values.get("models", ""))):
         values["models"] = ",".join(absolute(name.strip(), Path()) for name in models.split(","))
+    if "common.map" in values:
+        values["common.map"] = absolute(str(values["common.map"]), Path())
     clients = int(values.get("clients", 0)) or clients
     if engine == "flower":
         from isoproto.engines.flower import run_under_flower

@@ -40,8 +40,9 @@ class NodeConfig:
         num_partitions: How many shares there are; needed with ``partition_id``.
         classes: The federation's classes in its order. Empty: the classes that the run names, else those of the data.
         outside_classes: What happens to samples of other classes: ``refuse`` is an error, ``drop`` leaves them out.
-        model: A known name, or ``module:callable`` or ``FILE.py:callable`` that makes a feature extractor. Empty: the
-            model that the run names.
+        model: A known name, or ``module:callable`` or ``FILE.py:callable`` that makes a feature extractor. ``none``:
+            this device has no model, and takes part by the common frame alone. Empty: the model that the run names.
+        map: The device's own feature map for runs with `common.map = own`: ``module:callable`` or ``FILE.py:callable``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         batch_size: Size of a mini-batch; 0: the size that the run sets.
         threads: How many CPU threads each process of the node uses.
@@ -68,6 +69,7 @@ class NodeConfig:
     classes: str = ""
     outside_classes: str = one_of("refuse", "refuse", "drop")
     model: str = ""
+    map: str = ""
     device: str = "auto"
     batch_size: int = number(0, 0)
     threads: int = number(1, 1, 1024)
@@ -123,8 +125,8 @@ class NodeConfig:
                 found[key] = str((folder / Path(found[key]).expanduser()).absolute())
         found.setdefault("data_dir", str(folder.absolute()))
         found.setdefault("state_dir", str(paths.state_dir().absolute()))
-        if is_own(found.get("model", "")):
-            found["model"] = absolute(found["model"], folder)
+        for key in ("model", "map"):
+            found[key] = absolute(found.get(key, ""), folder)
         config = cls(**found)
         refuse([*problems, *(text for text in config._problems() if not _named_already(text, values, found))], source)
         return config if config.name else dataclasses.replace(config, name=config._default_name())
@@ -142,6 +144,8 @@ class NodeConfig:
             class_names(self.classes)
         except ConfigError as err:
             yield str(err)
+        if self.map and not is_own(self.map):
+            yield f"`map` must name a function, `module:callable` or `FILE.py:callable`, got {self.map!r}"
         yield from self._consent_problems()
 
     def _consent_problems(self) -> Iterator[str]:
@@ -205,7 +209,7 @@ class NodeConfig:
             "may-send": ",".join(self.sends),
             "outside-classes": self.outside_classes,
         }
-        for key in ("data", "classes", "model", "batch_size"):
+        for key in ("data", "classes", "model", "map", "batch_size"):
             if value := getattr(self, key):
                 chosen[key.replace("_", "-")] = value
         if self.partition_id >= 0:

@@ -14,7 +14,8 @@ class Common:
         auto="none",
         doc="Feature map of the common frame. `none`: the run has no common frame. `standard`: `scattering` for "
         "pictures, `words` for texts. Or a name in `MAPS`. `own`: each node's own function, `map` in its "
-        "configuration. `auto` is `none` for every strategy but `isoproto`.",
+        "configuration. In a simulation also `FILE.py:callable`, the same function for all. `auto` is "
+        "`none` for every strategy but `isoproto`.",
     )
     common__dim: int = number(0, 0, 16384, doc="Coordinates that are linear in the map's features; 0: as the map says.")
     common__features: int = number(
@@ -59,7 +60,8 @@ class Common:
         "frame and its network. `common`: everybody's classifier. `head`: its network.",
     )
     common__distil: float = number(
-        0.0, 0, doc="Weight of the loss by which a client's network learns from everybody's classifier."
+        0.0, 0, doc="Weight of the loss by which a client's network learns what everybody's classifier says of its "
+        "own samples, unchanged ones; 0: it does not."
     )
 
     @property
