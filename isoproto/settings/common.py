@@ -60,8 +60,10 @@ class Common:
         "frame and its network. `common`: everybody's classifier. `head`: its network.",
     )
     common__distil: float = number(
-        0.0, 0, doc="Weight of the loss by which a client's network learns what everybody's classifier says of its "
-        "own samples, unchanged ones; 0: it does not."
+        0.0,
+        0,
+        doc="Weight of the loss by which a client's network learns what everybody's classifier says of its "
+        "own samples, unchanged ones; 0: it does not.",
     )
 
     @property
