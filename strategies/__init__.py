@@ -15,7 +15,6 @@ from strategies.local import Local
 __all__ = ["STRATEGIES", "PrototypeStrategy"]
 
 STRATEGIES: dict[str, type[PrototypeStrategy]] = {
-    "anchors": Anchors,
     "fedavg": FedAvg,
     "feddistill": FedDistill,
     "fedhpro": FedHPro,
@@ -24,5 +23,6 @@ STRATEGIES: dict[str, type[PrototypeStrategy]] = {
     "fedtgp": FedTGP,
     "fml": FML,
     "isoproto": IsoProto,
+    "isoproto_anchors": Anchors,
     "local": Local,
 }

@@ -16,7 +16,7 @@ class IsoProto(PrototypeStrategy):
     the same frame, and its network, which it trains alone. No weight and no network's feature travels.
 
     docs/adr/0011-common-frame.md says why, and docs/common.md what it was measured to bring. The form before it is the
-    strategy `anchors`.
+    strategy `isoproto_anchors`.
     """
 
     method = MethodSettings(prototypes="none", alignment="none", share="none", common__map="standard")

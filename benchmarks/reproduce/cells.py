@@ -13,7 +13,7 @@ from benchmarks.record import record, recorded
 
 # What isoproto was until ADR 9: prototypes as anchors, a fifth of the weight, no margin.
 EARLIER: dict[str, Any] = {
-    "strategy": "anchors",
+    "strategy": "isoproto_anchors",
     "frame": "gram",
     "hyper.init": "prototypes",
     "hyper.margin": "none",

@@ -35,7 +35,7 @@ COMMON = {"data": "digits4", "partition": "domain", "rounds": ROUNDS}
 RUNS: dict[str, dict[str, Any]] = {
     "FedHPro, averaged model": {"strategy": "fedhpro", "models": "cnn"},
     "FedHPro, head only": {"strategy": "fedhpro", "share": "head"},
-    "isoproto": {"strategy": "anchors"},
+    "isoproto": {"strategy": "isoproto_anchors"},
     # Its form with prototypes as anchors, which a frame has to bring together.
     "isoproto, prototypes at 0.2": EARLIER,
 }

@@ -112,6 +112,16 @@ class CommonClassifier(Part):
     def _bounds(self) -> Bounds:
         return Bounds(self.clip, self.rank, len(self.rules.temperatures), self.holdout)
 
+    @classmethod
+    def conflict(cls, config: RunConfig) -> str:
+        """Refuse to choose by held-out samples if there are none."""
+        if config.framed and not config.common__holdout and not (config.common__shrink and config.common__temperature):
+            return (
+                "`common.holdout = 0` leaves no samples to choose the classifier by; set common.shrink and "
+                "common.temperature above 0, such as 0.1 and 0.5, or common.holdout = 0.1"
+            )
+        return ""
+
     @property
     def sends(self) -> tuple[Field, ...]:
         """All arrays; each client sends those that the server lacks."""

@@ -38,7 +38,7 @@ def summary_table(run: RunSummary) -> Table:
     rows: tuple[tuple[str, Text | str, Text | str], ...] = (
         ("status", _status(summary), Text(plain(summary["reason"]))),
         ("rounds", str(summary["rounds"]), ""),
-        ("accuracy, mean", Text(percent(accuracy["mean"]), "bold"), f"{who}: own model, own test data"),
+        ("accuracy, mean", Text(percent(accuracy["mean"]), "bold"), f"{who}: own prediction, own test data"),
         ("accuracy, micro", percent(accuracy["micro"]), "each test sample counts the same"),
         ("worst decile", percent(accuracy["worst_decile"]), decile.format("worst")),
         ("best decile", percent(accuracy["best_decile"]), decile.format("best")),

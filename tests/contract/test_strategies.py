@@ -227,7 +227,7 @@ def test_the_order_of_terms_says_nothing():
 
 
 @pytest.mark.parametrize("alignment", ["gcsa", "rcsa+hpcl+hpal", "hpcl", "cosine"])
-@pytest.mark.parametrize("strategy", ["anchors", "fedhpro"])
+@pytest.mark.parametrize("strategy", ["isoproto_anchors", "fedhpro"])
 def test_a_methods_own_defaults_hold_whatever_the_alignment(strategy, alignment):
     config, method = resolved(strategy=strategy, alignment=alignment), STRATEGIES[strategy].method
     axes, nothing = {"prototypes", "alignment", "share"}, MethodSettings()
@@ -291,7 +291,7 @@ def test_an_averaged_head_knows_nothing_of_another_frame(frame):
     ],
 )
 def test_hyper_prototypes_are_learned_only_where_they_are_used(settings, learns):
-    assert learns_hyper_prototypes(resolved(strategy="anchors", **settings)) is learns
+    assert learns_hyper_prototypes(resolved(strategy="isoproto_anchors", **settings)) is learns
 
 
 # Rounds

@@ -231,8 +231,8 @@ def test_a_server_cannot_make_a_real_node_write_where_it_says(tmp_path):
     ("settings", "allowed", "asked"),
     [
         ({"strategy": "fedsaf"}, "", ""),
-        ({"strategy": "anchors"}, "", "gradients"),
-        ({"strategy": "anchors"}, "gradients", ""),
+        ({"strategy": "isoproto_anchors"}, "", "gradients"),
+        ({"strategy": "isoproto_anchors"}, "gradients", ""),
         ({"strategy": "fedavg", "models": "cnn"}, "head", "base"),
         ({"strategy": "fedavg", "models": "cnn"}, "head,base", ""),
     ],

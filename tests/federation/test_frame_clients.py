@@ -132,8 +132,8 @@ def test_a_run_with_them_resumes_bit_for_bit(federation, mixed, server_round):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"strategy": "anchors"},
-        {"strategy": "anchors", "frame": "gram", "hyper.head": "server"},
+        {"strategy": "isoproto_anchors"},
+        {"strategy": "isoproto_anchors", "frame": "gram", "hyper.head": "server"},
         {"strategy": "fedproto", "proto-weight": "client_samples"},
         {"strategy": "fedsaf"},
         {"strategy": "fedtgp"},
@@ -150,7 +150,7 @@ def test_every_part_bears_clients_that_send_no_class(federation, settings):
 
 def test_a_round_in_which_nobody_sends_a_class_keeps_the_prototypes(federation):
     """Nobody has a network, so no prototype comes into being, and the run goes on."""
-    settings = {**NO_MODELS, "strategy": "anchors", "common.map": "standard", "rounds": 2}
+    settings = {**NO_MODELS, "strategy": "isoproto_anchors", "common.map": "standard", "rounds": 2}
     run = federation.run(settings=settings)
     assert run.failures() == {}
     assert not run.server()["present"].any()

@@ -15,7 +15,7 @@ from isoproto.errors import ConfigError
 from tests import fakes
 from tests.fakes import When, altered
 
-FLAGSHIP = {"strategy": "anchors"}
+FLAGSHIP = {"strategy": "isoproto_anchors"}
 DUMP = Path(__file__).parent / "flagship_messages.json"
 
 

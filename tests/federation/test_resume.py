@@ -20,7 +20,7 @@ from tests.fakes import Killed, When
 SETTINGS = {
     "fedsaf": {"rounds": 4, "fraction": 0.5, "evaluate-every": 2},
     "fedavg": {"rounds": 4, "fraction": 0.5, **FEDAVG},
-    "anchors": {"rounds": 4, "fraction": 0.5, "strategy": "anchors"},
+    "isoproto_anchors": {"rounds": 4, "fraction": 0.5, "strategy": "isoproto_anchors"},
     "fedhpro": {"rounds": 4, "fraction": 0.5, "strategy": "fedhpro", "models": "resnet"},
 }
 
@@ -62,7 +62,7 @@ def equal(a, b):
     ("fedsaf", "evaluate", 4),
     ("fedavg", "train", 3),
     ("fedavg", "evaluate", 4),
-    ("anchors", "train", 3),
+    ("isoproto_anchors", "train", 3),
     ("fedhpro", "train", 3),
 ])  # fmt: skip
 def test_killed_while_clients_work(federation, unbroken, strategy, kind, server_round, after):

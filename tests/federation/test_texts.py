@@ -41,7 +41,8 @@ def test_different_models_for_text_learn_together(federation, reviews, family):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "models"), [("fedsaf", "text4"), ("anchors", "text4"), ("fedsaf", "mlp4txt"), ("anchors", "mlp4txt")]
+    ("strategy", "models"),
+    [("fedsaf", "text4"), ("isoproto_anchors", "text4"), ("fedsaf", "mlp4txt"), ("isoproto_anchors", "mlp4txt")],
 )
 def test_heads_of_text_models_may_differ(federation, reviews, strategy, models):
     """The i-th client's head has i hidden layers, and its bases are of four kinds."""

@@ -6,7 +6,7 @@ from strategies import STRATEGIES
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
-@pytest.mark.parametrize("strategy", ["fedproto", "fedhpro", "anchors"])
+@pytest.mark.parametrize("strategy", ["fedproto", "fedhpro", "isoproto_anchors"])
 def test_a_federation_runs_on_rounded_rows(federation, strategy, dtype):
     assert STRATEGIES[strategy].method.prototypes in ("mean", "hyper")
     one = {"models": "resnet"} if STRATEGIES[strategy].method.share == "model" else {}
@@ -16,7 +16,7 @@ def test_a_federation_runs_on_rounded_rows(federation, strategy, dtype):
 
 
 def test_rounding_says_what_it_saves_and_repeats_itself(federation):
-    wide = {"strategy": "anchors", "feature-dim": 128}
+    wide = {"strategy": "isoproto_anchors", "feature-dim": 128}
     runs = [federation.run(settings={**wide, "wire.dtype": dtype}) for dtype in ("float32", "int8", "int8")]
     whole, rounded, again = (run.of("round")[-1]["bytes"] for run in runs)
     assert rounded["up_rows"] < 0.3 * whole["up_rows"]

@@ -24,9 +24,9 @@ OWN = {"feddistill": ("distillation",), "fml": ("mutual", "twin", "twin-mutual")
 FRAMES = ("shared", "procrustes", "gram")
 RUNS = [
     *({"strategy": name} for name in sorted(STRATEGIES)),
-    *({"strategy": "anchors", "hyper.init": "prototypes", "frame": frame} for frame in FRAMES),
-    {"strategy": "anchors", "hyper.head": "server"},
-    {"strategy": "anchors", "prototypes": "mean", "alignment": "rcsa+hpal", "frame": "procrustes"},
+    *({"strategy": "isoproto_anchors", "hyper.init": "prototypes", "frame": frame} for frame in FRAMES),
+    {"strategy": "isoproto_anchors", "hyper.head": "server"},
+    {"strategy": "isoproto_anchors", "prototypes": "mean", "alignment": "rcsa+hpal", "frame": "procrustes"},
     {"strategy": "fedhpro", "hyper.retrain": "creff"},
 ]
 

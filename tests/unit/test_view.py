@@ -51,7 +51,7 @@ def anchors_of(config, **seeds):
 
 @pytest.mark.parametrize("init", ["normal", "prototypes"])
 def test_own_anchors_start_from_the_clients_prototypes(init):
-    config = resolved(strategy="anchors", anchors="own", **{"hyper.init": init, "hyper.spread": 0.0})
+    config = resolved(strategy="isoproto_anchors", anchors="own", **{"hyper.init": init, "hyper.spread": 0.0})
     anchors = anchors_of(config)
     assert anchors is not None
     torch.testing.assert_close(anchors[1][:3], rows(100)[:3])
@@ -69,7 +69,7 @@ def test_own_anchors_start_from_the_clients_prototypes(init):
 )
 @pytest.mark.parametrize("shrink", [0.0, 0.5])
 def test_controls_use_nothing_of_other_clients(frame, anchors, alignment, shrink):
-    settings = {"strategy": "anchors", "frame": frame, "anchors": anchors, "relation.shrink": shrink}
+    settings = {"strategy": "isoproto_anchors", "frame": frame, "anchors": anchors, "relation.shrink": shrink}
     config = resolved(alignment=alignment, **settings)
     assert not torch.equal(*(view_of(config, others).arrays["prototypes"] for others in (1, 2)))
     assert torch.equal(aligned_to(config, others=1), aligned_to(config, others=2))

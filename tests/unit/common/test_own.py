@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from isoproto.common.classifier import Classifier, log_prior
-from isoproto.common.own import SHRINKAGES, TEMPERATURES, Choice, chosen, held_out_losses, loss_of, own_classifier
+from isoproto.common.own import (
+    MOST_LOSS,
+    SHRINKAGES,
+    TEMPERATURES,
+    Choice,
+    chosen,
+    held_out_losses,
+    loss_of,
+    own_classifier,
+)
 from tests import plain_common as plain
 from tests.points import randn
 from tests.unit.common.test_statistics import samples
@@ -79,6 +88,6 @@ def test_held_out_losses_are_loops_over_samples():
 
 
 def test_a_loss_by_hand():
-    """-log 1/2, and 20 for what was ruled out."""
+    """1/4 + 1/4, and 2 for what was ruled out."""
     log_probs = torch.tensor([[0.5, 0.5], [0.0, 1.0]]).log()
-    assert loss_of(log_probs, torch.tensor([0, 0])).item() == pytest.approx(math.log(2) + 20)
+    assert loss_of(log_probs, torch.tensor([0, 0])).item() == pytest.approx(0.5 + MOST_LOSS)

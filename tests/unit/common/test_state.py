@@ -29,7 +29,7 @@ def fit(**clients):
 
 def losses(client="a", *, shrink=0, temperature=0, held=2):
     """Say that a pair of candidates is the best."""
-    table = torch.full((4, 3), 5.0)
+    table = torch.full((4, 2), 5.0)
     table[shrink, temperature] = 1.0
     return Measurements(client, held, table, None, None)
 
@@ -60,7 +60,7 @@ def test_before_anything_is_known_the_first_shrinkage_counts():
 def test_the_smallest_sum_of_losses_chooses():
     """One client wants the first candidates, two the last ones; these have the smaller sum."""
     state = CommonState.empty(C).next(FREE, fit(a=9, b=12), [])
-    measured = [losses("a"), losses("b", shrink=3, temperature=2), losses("c", shrink=3, temperature=2)]
+    measured = [losses("a"), losses("b", shrink=3, temperature=1), losses("c", shrink=3, temperature=1)]
     chosen = state.next(FREE, {}, measured)
     assert (chosen.shrink, chosen.temperature, chosen.chosen_of) == (0.3, 1.0, 21.0)
     assert len(chosen.rows) == 1
@@ -85,7 +85,7 @@ def test_the_choice_is_made_anew_when_samples_grow_by_more():
     state = CommonState.empty(C).next(FREE, fit(a=30, b=30), []).next(FREE, {}, [losses(shrink=2)])
     state = state.next(FREE, fit(c=9), [])
     assert (state.shrink, state.chosen_of, len(state.rows), state.first) == (0.1, 0.0, 4, 2)
-    chosen = state.next(FREE, {}, [losses(shrink=1, temperature=1)])
+    chosen = state.next(FREE, {}, [losses(shrink=1, temperature=0)])
     assert (chosen.shrink, chosen.temperature, chosen.chosen_of) == (0.03, 0.5, 69.0)
 
 
@@ -98,7 +98,7 @@ def test_with_both_settings_fixed_nothing_is_chosen():
 def test_one_setting_fixed_leaves_the_other_to_choose():
     rules = dataclasses.replace(FREE, shrink=0.07)
     state = CommonState.empty(C).next(rules, fit(a=9), [])
-    table = torch.tensor([[3.0, 2.0, 1.0]])
+    table = torch.tensor([[2.0, 1.0]])
     chosen = state.next(rules, {}, [Measurements("a", 2, table, None, None)])
     assert (chosen.shrink, chosen.temperature) == (0.07, 1.0)
 
@@ -135,7 +135,7 @@ def test_who_leaves_last_leaves_nothing():
 
 
 def test_forgetting_makes_the_choice_anew_since_the_clients_losses_are_in_it():
-    state = CommonState.empty(C).next(FREE, fit(a=9, b=30), []).next(FREE, {}, [losses("a", shrink=3, temperature=2)])
+    state = CommonState.empty(C).next(FREE, fit(a=9, b=30), []).next(FREE, {}, [losses("a", shrink=3, temperature=1)])
     assert state.shrink == 0.3
     mixing = state.next(FREE, {}, [Measurements("a", 2, None, torch.ones(len(WEIGHTS), dtype=torch.int64), None)])
     assert len(mixing.mixtures) == len(WEIGHTS)
