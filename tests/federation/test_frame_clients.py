@@ -195,3 +195,18 @@ def resolved():
     from strategies import STRATEGIES
 
     return STRATEGIES["isoproto"].resolve(RunConfig.from_mapping(FRAME)).changes()
+
+
+def test_real_devices_take_part_without_a_model_and_with_a_map_of_their_own(federation, tmp_path):
+    (tmp_path / "ward.py").write_text("def features(x): return x.flatten(1)\n")
+    federation.host = Host(simulated=False, worker=0)
+    own = {"data-dir": "/", "map": f"{tmp_path}/ward.py:features", "may-send": "statistics,gradients"}
+    nodes = {
+        i: {**own, "state-dir": str(tmp_path / f"state-{i}"), "model": model}
+        for i, model in enumerate(["none", "mlp", "none"])
+    }
+    grid = federation.grid(clients=3, node_configs=nodes)
+    run = federation.run(grid, {**FRAME, "models": "mlp", "common.map": "own", "state-dir": "", "rounds": 2})
+    assert run.failures() == {}
+    assert [line["model"] for line in run.of("client", round=2)] == ["none", "mlp", "none"]
+    assert [bool(list((tmp_path / f"state-{i}").rglob("*"))) for i in range(3)] == [False, True, False]
