@@ -71,7 +71,7 @@ def solve(totals: Totals, shrinkages: Sequence[float]) -> list[Classifier]:
 
 
 def _solved(covariance: Tensor, means: Tensor, present: Tensor) -> Classifier:
-    weight = torch.cholesky_solve(means.T, torch.linalg.cholesky(covariance)).T
+    weight = torch.cholesky_solve(means.T, factorised(covariance)).T
     bias = -0.5 * (weight * means).sum(1, keepdim=True)
     return Classifier(torch.cat([weight, bias], 1), present)
 
@@ -90,6 +90,30 @@ def shrunk(covariance: Tensor, variance: Tensor, shrinkage: float) -> Tensor:
     mixed = covariance * (1 - shrinkage)
     mixed.diagonal().add_(shrinkage * variance)
     return mixed
+
+
+def factorised(matrix: Tensor) -> Tensor:
+    """Return the Cholesky factor ``[D, D]`` of a matrix that is positive definite but for rounding.
+
+    Samples that are all the same leave nothing but the rounding of their sums, and that may be negative. Then the
+    diagonal is raised by the least power of ten, times the precision, that mends it. Any other matrix stays as it is.
+
+    Raises:
+        torch.linalg.LinAlgError: If a number of the matrix is not finite.
+
+    Example:
+        >>> factorised(torch.tensor([[4.0, 0.0], [0.0, 9.0]])).tolist()
+        [[2.0, 0.0], [0.0, 3.0]]
+        >>> bool(factorised(torch.tensor([[1.0, 0.0], [0.0, -1e-8]])).diagonal().min() > 0)
+        True
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    largest = matrix.diagonal().abs().max()
+    ridge = torch.finfo(matrix.dtype).eps * largest
+    while failed and ridge < 2 * len(matrix) * largest:  # no eigenvalue is below minus the width times this
+        factor, failed = torch.linalg.cholesky_ex(matrix + ridge * torch.eye(len(matrix), dtype=matrix.dtype))
+        ridge = ridge * 10
+    return factor if not failed else torch.linalg.cholesky(matrix)
 
 
 def log_prior(counts: Tensor) -> Tensor:

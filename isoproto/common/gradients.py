@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoproto.common.classifier import Classifier, covariance_of, log_probabilities
+from isoproto.common.classifier import Classifier, covariance_of, factorised, log_probabilities
 from isoproto.common.statistics import Totals
 
 
@@ -50,8 +50,7 @@ def preconditioner(totals: Totals, shrinkage: float) -> Tensor:
     moment = torch.cat([torch.cat([totals.moment / samples, everything[:-1].unsqueeze(1)], 1), everything.unsqueeze(0)])
     _, variance = covariance_of(totals)
     moment.diagonal().add_(shrinkage * variance)
-    factor: Tensor = torch.linalg.cholesky(moment)
-    return factor
+    return factorised(moment)
 
 
 def stepped(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from isoproto.common.classifier import Classifier, covariance_of, log_prior, log_probabilities, solve
+from isoproto.common.classifier import Classifier, covariance_of, factorised, log_prior, log_probabilities, solve
 from isoproto.common.statistics import Block, Totals, total
 from tests import plain_common as plain
 from tests.points import randn
@@ -106,6 +106,22 @@ def test_a_feature_that_never_changes_is_harmless():
     without = Classifier(rows, found.present)
     shift = found.logits(phi[:, 0]) - without.logits(torch.cat([phi[:, 0, :1], phi[:, 0, 2:]], 1))
     torch.testing.assert_close(shift.softmax(1), torch.full_like(shift, 1 / 3))
+
+
+@pytest.mark.parametrize("least", [-1e-17, -1e-9, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_rounding_made_negative_is_raised_and_no_more(least, dtype):
+    basis = torch.linalg.qr(randn(6, 6)).Q.to(dtype)
+    matrix = basis * torch.tensor([3.0, 2.0, 1.0, 1.0, 1.0, least], dtype=dtype) @ basis.T
+    factor = factorised(matrix)
+    assert factor.isfinite().all()
+    raised = factor @ factor.T - matrix
+    assert raised.diagonal().max() <= 20 * max(-least, 100 * torch.finfo(dtype).eps)
+
+
+def test_a_matrix_without_fault_stays_as_it_is():
+    matrix = randn(9, 5).double().T @ randn(9, 5).double()
+    assert torch.equal(factorised(matrix), torch.linalg.cholesky(matrix))
 
 
 def test_totals_that_are_not_numbers_are_an_error():

@@ -71,6 +71,18 @@ def test_samples_that_are_all_the_same_can_be_chosen_by():
     assert chosen(phi, torch.arange(12) % 2, 2).temperature in TEMPERATURES
 
 
+@pytest.mark.parametrize("width", [2, 300])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pictures_of_one_colour_can_be_chosen_by_in_the_precision_of_features(width, groups):
+    """Their scatter is the rounding of large sums, which may be negative."""
+    kinds = torch.randn(groups, 1, width, generator=torch.Generator().manual_seed(0))
+    phi = kinds[torch.arange(80) % groups].expand(80, 5, width)
+    choice = chosen(phi, torch.arange(80) % 5, 5)
+    found = own_classifier(phi, torch.arange(80) % 5, 5, choice)
+    assert choice.temperature in TEMPERATURES
+    assert found.rows.isfinite().all()
+
+
 def test_a_client_without_samples_predicts_nothing():
     nothing = own_classifier(torch.zeros(0, 2, 3), torch.zeros(0, dtype=torch.int64), 4, Choice(0.3, 0.5))
     assert not nothing.present.any()
