@@ -1,4 +1,4 @@
-"""What the messages of `isoproto` hold, round by round, and that their sizes are those that docs/wire-schema.md gives."""
+"""What messages of `isoproto` hold, round by round. Their sizes are those that docs/wire-schema.md gives."""
 
 import json
 from pathlib import Path
