@@ -216,12 +216,12 @@ def test_writing_a_file_replaces_it_whole(folder):
 
 
 def test_a_run_is_changed_by_one_process_at_a_time(folder):
-    with folder.in_use():
-        with (
-            pytest.raises(StateError, match=r"goes on in another process, which has locked .*/lock; wait"),
-            folder.in_use(),
-        ):
-            pass
+    with (
+        folder.in_use(),
+        pytest.raises(StateError, match=r"goes on in another process, which has locked .*/lock; wait"),
+        folder.in_use(),
+    ):
+        pass
     with folder.in_use():
         pass
 
