@@ -135,10 +135,10 @@ words, networks on these counts, and 300 rounds of 5 epochs.""",
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"strategy": "local"},
     "fedsaf": {"strategy": "fedsaf"},
-    "isoproto": {"strategy": "isoproto"},
+    "isoproto": {"strategy": "isoproto_anchors"},
     # The control: the same losses, but each client pulls towards its own random vectors and the simplex.
     "isoproto, nothing exchanged": {
-        "strategy": "isoproto",
+        "strategy": "isoproto_anchors",
         "anchors": "private",
         "relation.shrink": 1.0,
         "hyper.learning-rate": 0.0,
