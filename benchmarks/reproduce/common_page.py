@@ -23,7 +23,7 @@ INTRODUCTION = """# The common frame, measured
 
 `python benchmarks/reproduce/common.py --data-dir DIR` runs what is missing of `benchmarks/results/common.json`, and
 makes this page from it. No figure in a table is typed by hand. [ADR 11](adr/0011-common-frame.md) says what was
-decided,.
+decided, and why.
 
 **Figures.** Accuracy in per cent: the mean over clients, each on its own test part, after the last round. Every cell is
 a whole run. A seed decides the partition, the initial weights and the order of batches. ± is the sample standard
