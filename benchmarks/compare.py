@@ -47,30 +47,31 @@ METHODS = {
     "fedhpro-head": "strategy='fedhpro' share='head'",
     "fedhpro-model": "strategy='fedhpro' share='model' models='cnn'",
     "isoproto": "strategy='isoproto'",
+    "isoproto-anchors": "strategy='isoproto_anchors'",
 }
 # Some of the clients in a round, and evaluations in between: a run then takes other paths than by default.
 PARTITIONS = {"domain": "partition='domain'", "dirichlet": "partition='dirichlet' fraction=0.7 evaluate-every=2"}
 OTHERS = {
     "fedavg": "strategy='fedavg' models='resnet' partition='dirichlet'",
-    "procrustes": "strategy='isoproto' frame='procrustes'",
-    "gram-rcsa": "strategy='isoproto' frame='gram' alignment='rcsa+hpcl+hpal'",
-    "server-head": "strategy='isoproto' hyper.head='server' partition='dirichlet'",
+    "procrustes": "strategy='isoproto_anchors' frame='procrustes'",
+    "gram-rcsa": "strategy='isoproto_anchors' frame='gram' alignment='rcsa+hpcl+hpal'",
+    "server-head": "strategy='isoproto_anchors' hyper.head='server' partition='dirichlet'",
     "creff": "strategy='fedhpro' share='head' hyper.retrain='creff' partition='dirichlet'",
-    "int8": "strategy='isoproto' wire.dtype='int8' partition='dirichlet'",
+    "int8": "strategy='isoproto_anchors' wire.dtype='int8' partition='dirichlet'",
     "float16": "strategy='fedhpro' share='head' wire.dtype='float16'",
     "grad-before": "strategy='fedhpro' share='head' hyper.grad-point='before-training'",
-    "grad-few": "strategy='isoproto' hyper.grad-samples=3 hyper.grad-weight='class_samples'"
+    "grad-few": "strategy='isoproto_anchors' hyper.grad-samples=3 hyper.grad-weight='class_samples'"
     " hyper.distance='coordinate_sign' hyper.margin='additive' hyper.form='normalised'",
-    "anchors-own": "strategy='isoproto' anchors='own' hyper.grad-point='before-training'",
-    "anchors-private": "strategy='isoproto' anchors='private'",
-    "together": "strategy='isoproto' models='mlp,tiny_cnn' batch-size=10 partition='dirichlet'",
+    "anchors-own": "strategy='isoproto_anchors' anchors='own' hyper.grad-point='before-training'",
+    "anchors-private": "strategy='isoproto_anchors' anchors='private'",
+    "together": "strategy='isoproto_anchors' models='mlp,tiny_cnn' batch-size=10 partition='dirichlet'",
     "together-fedproto": "strategy='fedproto' models='mlp,tiny_cnn' batch-size=10",
     "last-epoch": "strategy='fedproto' proto-source='last-epoch' epochs=2 missing='self' stale='drop'"
     " min-contributors=2 min-class-samples=3 proto-weight='uniform' partition='dirichlet'",
     "all-epochs": "strategy='fedsaf' proto-source='all-epochs' batches='fixed' augment='flip' epochs=2"
     " optimizer='adamw' heads='mixed' relation.shrink=0.3",
     "cosine-hpcl": "strategy='fedproto' prototypes='hyper' alignment='cosine+hpcl' frame='procrustes'",
-    "late": "strategy='isoproto' join-late=0.3 join-round=2 share='base' models='mlp'",
+    "late": "strategy='isoproto_anchors' join-late=0.3 join-round=2 share='base' models='mlp'",
 }
 IN_PROCESS = {f"{m} {p}": f"{METHODS[m]} {PARTITIONS[p]}" for m in METHODS for p in PARTITIONS} | OTHERS
 UNDER_FLOWER = {name: f"{settings} partition='dirichlet'" for name, settings in METHODS.items()} | {

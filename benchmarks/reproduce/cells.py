@@ -45,17 +45,32 @@ def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict
         "curve": [row["mean"] for row in accuracy_history(run.metrics).summaries()],
         "failed": len(run.summary["clients"]["failed"]),
         "largest_reply": max((line["bytes"]["up_rows"] for line in run.metrics if line["kind"] == "client"), default=0),
-        "evaluations": [_evaluation(line) for line in run.metrics if line["kind"] == "evaluation"],
+        "evaluations": _evaluations([line for line in run.metrics if line["kind"] == "evaluation"]),
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
 
 
-def _evaluation(line: dict[str, Any]) -> dict[str, Any]:
-    """Return what a table needs of an evaluation: counts by client, of each way to predict if there are several."""
+# After this round everybody's classifier is made of all statistics, and no gradient step is in it yet.
+EXCHANGED = 3
+
+
+def _evaluations(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a table needs of all evaluations: accuracies of each, and counts by client of those that it shows."""
+    found = []
+    for line in lines:
+        totals = [entry for entry in line["clients"] if entry["total"]]
+        pooled = sum(entry["correct"] for entry in totals) / max(1, sum(entry["total"] for entry in totals))
+        mean = statistics.fmean([entry["correct"] / entry["total"] for entry in totals] or [0.0])
+        shown = line is lines[-1] or line["round"] == EXCHANGED
+        found.append({"round": line["round"], "mean": mean, "pooled": pooled, **(_counts(line) if shown else {})})
+    return found
+
+
+def _counts(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the counts of each client, of each way to predict if there are several."""
     clients = [entry for entry in line["clients"] if entry["total"]]
     names = clients[0].get("predictors", {}) if clients else {}
     return {
-        "round": line["round"],
         **{key: [entry[key] for entry in clients] for key in ("total", "correct")},
         **{f"correct, {name}": [entry["predictors"][name] for entry in clients] for name in names},
         **({"samples": [entry["samples"] for entry in clients]} if names else {}),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from cells import ROOT, load
+from cells import EXCHANGED, ROOT, load
 
 from isoproto.runs.added import client_interval
 
@@ -23,7 +23,7 @@ INTRODUCTION = """# The common frame, measured
 
 `python benchmarks/reproduce/common.py --data-dir DIR` runs what is missing of `benchmarks/results/common.json`, and
 makes this page from it. No figure in a table is typed by hand. [ADR 11](adr/0011-common-frame.md) says what was
-decided,.
+decided, and why.
 
 **Figures.** Accuracy in per cent: the mean over clients, each on its own test part, after the last round. Every cell is
 a whole run. A seed decides the partition, the initial weights and the order of batches. ± is the sample standard
@@ -92,7 +92,7 @@ def _row(data: str, runs: list[dict[str, Cell]]) -> str:
         joint = accuracies(end, "correct, joint")
         differences += [a - b for a, b in zip(joint, best, strict=True)]
         gains.append(100 * (statistics.fmean(joint) - statistics.fmean(best)))
-        columns["one exchange"].append(mean(_after(run["isoproto"], 3), "correct, common"))
+        columns["one exchange"].append(mean(_exchanged(run["isoproto"]), "correct, common"))
         columns["gradients"].append(mean(end, "correct, common"))
         columns["joint"].append(100 * statistics.fmean(joint))
     shown = [_spread(columns[name]) for name in (*CONTROLS, "one exchange", "gradients", "joint")]
@@ -101,8 +101,9 @@ def _row(data: str, runs: list[dict[str, Cell]]) -> str:
     return f"| {data} | {len(runs)} | {' | '.join(shown)} | {gain} | {', '.join(f'{g:+.1f}' for g in gains)} |"
 
 
-def _after(cell: Cell, server_round: int) -> Cell:
-    return next(e for e in cell["evaluations"] if e["round"] == min(server_round, last(cell)["round"]))
+def _exchanged(cell: Cell) -> Cell:
+    """Return the evaluation in which everybody's classifier is the closed form."""
+    return next(e for e in cell["evaluations"] if e["round"] == min(EXCHANGED, last(cell)["round"]))
 
 
 def _spread(values: Iterable[float]) -> str:
@@ -133,7 +134,7 @@ def _questions(cells: dict[str, Cell]) -> list[str]:
             runs = by_data.get(data, [])
             ends = [last(cell) for cell in runs]
             row += [
-                _spread(mean(_after(cell, 3), "correct, common") for cell in runs) if runs else "",
+                _spread(mean(_exchanged(cell), "correct, common") for cell in runs) if runs else "",
                 _spread(mean(end, "correct, joint") for end in ends) if runs else "",
                 _spread(mean(end, "correct, own") for end in ends) if runs else "",
             ]
@@ -159,8 +160,7 @@ def _others(cells: dict[str, Cell]) -> list[str]:
         if method in ("isoproto", "local") or method.startswith("question"):
             continue
         evaluations = [e for e in cell["evaluations"] if e["round"]]
-        means = [mean(e, "correct") for e in evaluations]
-        pooled = [100 * sum(e["correct"]) / sum(e["total"]) for e in evaluations]
+        means, pooled = ([100 * e[key] for e in evaluations] for key in ("mean", "pooled"))
         own = f"{mean(evaluations[-1], 'correct, own'):.1f}" if "correct, own" in evaluations[-1] else ""
         figures = f"{means[-1]:.1f} | {max(means):.1f} | {pooled[-1]:.1f} | {max(pooled):.1f}"
         lines.append(f"| {data}, {method} | {figures} | {own} |")

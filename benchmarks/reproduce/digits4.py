@@ -106,7 +106,8 @@ memory, as far as we know, and so in rounding. There, RCSA was 0.85 +- 0.20 abov
 +- 3.19 under Dirichlet 0.1, with one seed at -4.2. A spread over three seeds does not cover such differences. Do
 not believe gains below one point here.
 
-Hyper-prototypes, our own method, CIFAR-10 and a long tail have their own tables in [flagship.md](flagship.md).
+Today's `isoproto` has its tables in [common.md](common.md). Hyper-prototypes, `isoproto_anchors`, CIFAR-10 and a long
+tail have theirs in [flagship.md](flagship.md).
 [sets.md](sets.md) has curves for CIFAR-10, PACS, Office-Caltech, AG News, Shakespeare and reviews.
 
 The papers do not use digits4, so they have no number to compare with. This page checks the whole system at small

@@ -425,6 +425,9 @@ INTRODUCTION = """# Hyper-prototypes, measured
 figure in a table is typed by hand. [Gradient matching](#gradient-matching) has pictures, and [ADR
 6](adr/0006-flagship.md) the decisions that followed from the screening.
 
+**Since [ADR 11](adr/0011-common-frame.md)** the method that this page calls `isoproto` is the strategy
+`isoproto_anchors`. The strategy `isoproto` is now the [common frame](common.md).
+
 **Figures.** Accuracy in per cent. Each client tests its own model, with its own classifier, on its own test part;
 the figure is the mean over 20 clients. `final` is the last round. `last five` is the mean of the last five rounds.
 Differences are taken on `last five`, since a client's test part is small. They are paired: all methods of a seed

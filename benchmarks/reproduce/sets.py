@@ -1,4 +1,4 @@
-"""Six data sets of the papers at small scale: `fedsaf` and `isoproto` compared with `local`, with curves.
+"""Six data sets of the papers at small scale: `fedsaf` and `isoproto_anchors` compared with `local`, with curves.
 
 Each cell is a whole run with the real ServerApp and ClientApp in one process, so `flwr run` gives the same numbers.
 Cells are written to benchmarks/results/sets.json as they end; a second call runs only what is missing.
@@ -135,10 +135,10 @@ words, networks on these counts, and 300 rounds of 5 epochs.""",
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"strategy": "local"},
     "fedsaf": {"strategy": "fedsaf"},
-    "isoproto": {"strategy": "isoproto"},
+    "isoproto": {"strategy": "isoproto_anchors"},
     # The control: the same losses, but each client pulls towards its own random vectors and the simplex.
     "isoproto, nothing exchanged": {
-        "strategy": "isoproto",
+        "strategy": "isoproto_anchors",
         "anchors": "private",
         "relation.shrink": 1.0,
         "hyper.learning-rate": 0.0,
@@ -206,6 +206,9 @@ INTRODUCTION = """# Data sets of the papers, at small scale
 `{command}` makes this page from
 `benchmarks/results/sets.json`. No figure in the table is typed by hand. Figures of the papers, in the sections below,
 are. DIR holds the data files ([data.md](data.md)).
+
+**Since [ADR 11](adr/0011-common-frame.md)** the method that this page calls `isoproto` is the strategy
+`isoproto_anchors`. The strategy `isoproto` is now the [common frame](common.md).
 
 **Figures.** Accuracy in per cent. Each client tests its own model, with its own classifier, on its own test part;
 the figure is the mean over the clients. `final` is the last round. `last five` is the mean of the last five rounds,

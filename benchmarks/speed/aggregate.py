@@ -42,9 +42,9 @@ def averages(replies: list[Sent]) -> None:
 
 
 def flagship(replies: list[Sent], frame: str) -> Callable[[], object]:
-    """Return the server's work in a later round of isoproto: relations, frame, gradient matching."""
-    asked = RunConfig(strategy="isoproto", frame=frame, feature_dim=WIDTH)
-    config = STRATEGIES["isoproto"].resolve(asked)
+    """Return the server's work in a later round of isoproto_anchors: relations, frame, gradient matching."""
+    asked = RunConfig(strategy="isoproto_anchors", frame=frame, feature_dim=WIDTH)
+    config = STRATEGIES["isoproto_anchors"].resolve(asked)
     parts = parts_of(config)
 
     def fold(before: ServerState) -> ServerState:

@@ -55,7 +55,7 @@ def cells(maps: Tensor, step: int = 1) -> Tensor:
 
 def naive_scattering(x: Tensor) -> Tensor:
     """Return the features of pictures ``[B, channels, n, n]``, where n is 32 or 64, one channel after the other."""
-    fine, coarse = wavelets(0.8, 3 * math.pi / 4), wavelets(1.6, 3 * math.pi / 8)
+    fine, coarse = wavelets(1.2, 0.55 * math.pi), wavelets(2.4, 0.275 * math.pi)
     rows = []
     for picture in x:
         for channel in picture.float() / 255:

@@ -142,7 +142,7 @@ def aggregate(found: dict[str, Any]) -> list[str]:
     """Return the table of seconds that the server takes for 1,000 replies."""
     labels = {
         "averages": "averages of prototypes and gradients alone",
-        "isoproto, frame = gram": "a whole fold of `isoproto`: relations, frame, matching",
+        "isoproto, frame = gram": "a whole fold of `isoproto_anchors`: relations, frame, matching",
         "isoproto, frame = procrustes": "the same with `frame = procrustes`",
     }
     figures = found["figures"].items()
@@ -468,7 +468,7 @@ Not tried.""",
         "The server folds in 1,000 replies of 20 rows, d = 512.",
         aggregate,
         missed="""\
-`frame = procrustes` is not the default of `isoproto`: each reply gets a map of its own there, by two QR and one
+`frame = procrustes` is not the default of `isoproto_anchors`: each reply gets a map of its own there, by two QR and one
 singular value decomposition. Replies with equally many classes are decomposed in one batch, which halved its time; what
 it would take is a float32 decomposition, or fewer iterations. Not tried. The machine drifts: 0.93 and 1.01 s were
 measured of the same code.""",

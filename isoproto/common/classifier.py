@@ -50,6 +50,8 @@ class Classifier(NamedTuple):
 def solve(totals: Totals, shrinkages: Sequence[float]) -> list[Classifier]:
     """Return the classifier for each shrinkage.
 
+    If the samples of each class are all equal, a millionth of the mean square of all samples is taken as variance.
+
     Args:
         totals: Sums over all samples; at least one.
         shrinkages: Values of :math:`b`, each in (0, 1].
@@ -77,7 +79,10 @@ def _solved(covariance: Tensor, means: Tensor, present: Tensor) -> Classifier:
 
 
 def covariance_of(totals: Totals) -> tuple[Tensor, Tensor]:
-    """Return the covariance within classes ``[D, D]``, and its mean variance, which is never zero."""
+    """Return the covariance within classes, ``[D, D]``, and the mean of its diagonal.
+
+    The mean is at least a millionth of the samples' mean square, so that a classifier can be solved for in any case.
+    """
     freedom = (totals.counts.sum() - (totals.counts > 0).sum()).clamp(min=1)
     covariance = totals.scatter / freedom
     variance = covariance.diagonal().mean()
@@ -86,7 +91,13 @@ def covariance_of(totals: Totals) -> tuple[Tensor, Tensor]:
 
 
 def shrunk(covariance: Tensor, variance: Tensor, shrinkage: float) -> Tensor:
-    """Return :math:`(1 - b) S + b v I`."""
+    """Return :math:`(1 - b) S + b v I` for a covariance :math:`S`, its mean variance :math:`v` and shrinkage :math:`b`.
+
+    Example:
+        >>> shrunk(torch.tensor([[4.0, 1.0], [1.0, 2.0]]), torch.tensor(3.0), 0.5)
+        tensor([[3.5000, 0.5000],
+                [0.5000, 2.5000]])
+    """
     mixed = covariance * (1 - shrinkage)
     mixed.diagonal().add_(shrinkage * variance)
     return mixed
@@ -135,7 +146,13 @@ def log_probabilities(logits: Tensor, temperature: float, prior: Tensor) -> Tens
 
     Args:
         logits: Of the classifier, ``[n, C]``, float32 or float64.
-        temperature: Factor :math:`T` of the logits.
+        temperature: Factor :math:`T` of the logits. Below 1 it makes the classifier less sure.
         prior: Logarithm of the client's class frequencies, ``[C]``.
+
+    Example:
+        Where the classifier cannot tell two classes apart, their frequencies decide:
+
+        >>> log_probabilities(torch.zeros(1, 2), 0.5, torch.tensor([0.25, 0.75]).log()).exp()
+        tensor([[0.2500, 0.7500]])
     """
     return (temperature * logits + prior.to(logits.dtype)).log_softmax(1)

@@ -24,14 +24,14 @@ _SPARE, _SWEEPS = 16, 4
 
 
 class Block(NamedTuple):
-    """Statistics of some samples, as they travel.
+    r"""Statistics of some samples, as they travel.
 
     Attributes:
         class_ids: The classes that the samples have, ascending, ``[K]``, int64.
         counts: Number of samples of each, ``[K]``, int64.
         sums: Sum of the samples of each, ``[K, D]``.
-        factor: Rows ``[R, D]`` whose products add up to the scatter, but for ``floor``.
-        floor: The rest of the scatter as a number times the identity matrix.
+        factor: Rows :math:`F`, ``[R, D]``, of the scatter :math:`W \approx F^\top F + \rho I`.
+        floor: :math:`\rho`, the mean of the scatter's eigenvalues that are not in ``factor``; 0 if all are.
     """
 
     class_ids: Tensor
@@ -72,12 +72,12 @@ class Block(NamedTuple):
         return cls(ids, counts, sums, factor, floor)
 
     def rows(self) -> Tensor:
-        """Return rows ``[R + K, D]`` whose products add up to those of the samples, but for ``floor``; float64."""
+        """Return rows ``F`` ``[R + K, D]``, float64: ``F.T @ F`` is the samples' second moment, but for ``floor``."""
         return torch.cat([self.factor.double(), self.sums.double() / self.counts.double().unsqueeze(1).sqrt()])
 
 
 def _factor(centred: Tensor, rank: int) -> tuple[Tensor, float]:
-    """Return rows whose products are the scatter of ``centred``, and the floor under the other directions."""
+    """Return rows ``F`` for which ``F.T @ F`` is the scatter of ``centred``, but for the floor, which comes second."""
     rows, width = centred.shape
     if not rank or rank >= min(rows, width):
         return torch.linalg.qr(centred, mode="r").R, 0.0  # as good as the samples, and not the samples themselves
@@ -121,7 +121,14 @@ class Totals(NamedTuple):
 
     @classmethod
     def of_moment(cls, phi: Tensor, labels: Tensor, num_classes: int, moment: Tensor) -> Totals:
-        """Return the totals of samples whose products with themselves add up to ``moment``."""
+        r"""Return the totals of samples ``[n, V, D]`` whose second moment is known.
+
+        Args:
+            phi: The samples.
+            labels: Classes, ``[n]``, int64.
+            num_classes: Number of classes C.
+            moment: Their second moment :math:`\sum_i \phi_i \phi_i^\top`, ``[D, D]``.
+        """
         counts = torch.bincount(labels, minlength=num_classes).to(phi.dtype)
         sums = phi.new_zeros(num_classes, phi.shape[2]).index_add_(0, labels, phi.mean(1))
         rows = sums / counts.clamp(min=1).unsqueeze(1).sqrt()
@@ -129,7 +136,7 @@ class Totals(NamedTuple):
 
     @property
     def moment(self) -> Tensor:
-        """Sum of the products of all samples with themselves, ``[D, D]``."""
+        r"""Second moment of all samples, :math:`\sum_i \phi_i \phi_i^\top`, ``[D, D]``."""
         rows = self.sums / self.counts.clamp(min=1).unsqueeze(1).sqrt()
         return self.scatter + rows.T @ rows
 
@@ -140,7 +147,7 @@ def _moment(phi: Tensor) -> Tensor:
 
 
 def moments(phi: Tensor, groups: Tensor, number: int) -> Tensor:
-    """Return the sum of products of the samples of each group with themselves, ``[number, D, D]``.
+    """Return the second moment of the samples of each group, ``[number, D, D]``.
 
     Args:
         phi: Samples in V versions, ``[n, V, D]``.

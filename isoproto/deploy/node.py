@@ -49,8 +49,8 @@ class NodeConfig:
         memory_mb: MiB of memory for data that each process of the node may use; 0: no limit.
         state_dir: Folder in which the device keeps its models and Flower's files.
         min_class_samples: The device sends nothing about a class with fewer samples. The run may ask for more.
-        may_send: What may leave the device besides class means, counts and accuracies: ``gradients``,
-            ``logits``, and the weights ``head``, ``base`` and ``twin``.
+        may_send: What may leave the device besides class means, counts and accuracies: ``statistics``,
+            ``gradients``, ``logits``, and the weights ``head``, ``base`` and ``twin``.
         runtime_port: Local port between the SuperNode and the processes that it starts. Nodes on one machine need
             different ports.
         health_port: Local port that answers ``isoproto health``; 0: none.

@@ -213,14 +213,14 @@ def resolved(values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("file", "name"), [pair for pair in SERVICES if pair[1].startswith("node")])
 def test_a_node_says_what_may_leave_and_takes_part_in_the_run_of_deployments(file, name, tmp_path):
     node = parse_config_args([service(ROOT / file, name)["command"][-1].partition("=")[2]])
-    assert (node["min-class-samples"], node["may-send"]) == (5, "gradients")
+    assert (node["min-class-samples"], node["may-send"]) == (5, "gradients,statistics")
     run = resolved(read_overrides([str(ROOT / "conf/deploy.toml")]))
     if "data" in node:
         node["data"] = f"npz:{write_pictures(tmp_path / 'pictures.npz')}"
     client = Client.of({**run, "models": "cnn"}, node, 0)
     # As in a simulation, where the least is one sample: no class of the data that are built in is smaller.
     assert set(class_counts(client.data.train_y, client.num_classes)) <= {0, *range(5, 10_000)}
-    with pytest.raises(ConfigError, match="asks for base, head, and `may-send` of this node allows gradients"):
+    with pytest.raises(ConfigError, match="asks for base, head, and `may-send` of this node allows gradients, stat"):
         Client.of({**resolved({"strategy": "fedavg"}), "models": "cnn"}, node, 0)
 
 

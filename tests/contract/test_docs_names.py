@@ -25,7 +25,8 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 # What the reader of a page writes, and examples.
 MADE_BY_THE_READER = set(re.findall(r"`([\w/]+\.py)`:?\n*\n```python", (ROOT / "docs" / "own-method.md").read_text()))
 PLACEHOLDERS = {"isoproto/data/x.py", "isoproto/data/partitioners/x.py", "isoproto/losses/x.py", "isoproto/parts/x.py"}
-PLACEHOLDERS |= {"isoproto/settings/x.py", "models/x.py", "strategies/x.py", "benchmarks/speed/x.py"}
+PLACEHOLDERS |= {"isoproto/maps/x.py", "isoproto/settings/x.py", "models/x.py", "strategies/x.py"}
+PLACEHOLDERS |= {"benchmarks/speed/x.py"}
 
 
 def inline_code(page):

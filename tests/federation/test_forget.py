@@ -134,7 +134,7 @@ def test_the_metrics_say_so_and_the_report_is_still_written(federation):
     assert run.of("forgotten") == [
         {"kind": "forgotten", "round": 3, "client": "2", "samples": samples, "may_return": False}
     ]
-    assert read_run(run.path).metrics == run.lines
+    assert list(read_run(run.path).metrics) == run.lines
     assert write_report(run.path).exists()
 
 

@@ -7,7 +7,7 @@ import torch
 
 from isoproto.errors import StateError
 from isoproto.parts import LastAccuracy, ServerState
-from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, rewrite_checkpoints, save_checkpoint
 from tests.fakes import full_disk, small_files
 
 
@@ -142,3 +142,23 @@ def test_the_state_before_round_1_knows_nothing(tmp_path):
     assert (loaded.server_round, loaded.accuracy, loaded.shared) == (0, {}, {})
     assert loaded.prototypes.shape == (4, 5)
     assert not loaded.present.any()
+
+
+def test_all_checkpoints_are_rewritten_and_damaged_ones_deleted(tmp_path):
+    for server_round in (1, 2):
+        save_checkpoint(tmp_path, checkpoint(server_round, secret="x"))
+    rewrite_checkpoints(tmp_path, lambda found: found._replace(values={}))
+    assert files(tmp_path) == ["round-000001.safetensors", "round-000002.safetensors"]
+    assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
+    assert load_checkpoint(tmp_path).server_round == 2
+    (tmp_path / "round-000002.safetensors").write_bytes(b"damaged")
+    rewrite_checkpoints(tmp_path, lambda found: found)
+    assert files(tmp_path) == ["round-000001.safetensors"]
+
+
+def test_a_checkpoint_that_cannot_be_rewritten_stays(tmp_path):
+    path = save_checkpoint(tmp_path, checkpoint(1, secret="x"))
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(StateError, match="nothing was lost"):
+        rewrite_checkpoints(tmp_path, lambda found: found._replace(values={}))
+    assert path.read_bytes() == before

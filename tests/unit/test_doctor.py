@@ -227,15 +227,16 @@ def test_data_that_cannot_be_read_are_a_finding(tmp_path, monkeypatch):
 
 
 SENDS = {
-    "": "class means and counts alone; runs of fedavg, feddistill, fedhpro, fml, isoproto ask for more and leave this "
-    "node out",
-    "gradients": "class means, counts and gradients; runs of fedavg, feddistill, fedhpro, fml ask for more and leave "
-    "this node out",
-    "head,base": "class means, counts, base and head; runs of feddistill, fedhpro, fml, isoproto ask for more and "
-    "leave this node out",
-    "base,gradients,head": "class means, counts, base, gradients and head; runs of feddistill, fml ask for more and "
-    "leave this node out",
-    "base,gradients,head,logits,twin": "class means, counts, base, gradients, head, logits and twin",
+    "": "class means and counts alone; runs of fedavg, feddistill, fedhpro, fml, isoproto, isoproto_anchors ask for "
+    "more and leave this node out",
+    "gradients,statistics": "class means, counts, gradients and statistics; runs of fedavg, feddistill, fedhpro, fml "
+    "ask for more and leave this node out",
+    "head,base": "class means, counts, base and head; runs of feddistill, fedhpro, fml, isoproto, isoproto_anchors ask "
+    "for more and leave this node out",
+    "base,gradients,head": "class means, counts, base, gradients and head; runs of feddistill, fml, isoproto ask for "
+    "more and leave this node out",
+    "base,gradients,head,logits,statistics,twin": "class means, counts, base, gradients, head, logits, statistics and "
+    "twin",
 }
 
 
@@ -253,4 +254,6 @@ def test_a_strategy_that_is_new_is_among_those_that_ask_for_more(tmp_path, monke
     (tmp_path / "node.toml").write_text(to_toml(values))
     _, out, _ = command_line(monkeypatch, capsys)("doctor", "--json", "--config", str(tmp_path / "node.toml"))
     (found,) = [one for one in json.loads(out)["findings"] if one["check"] == "sends"]
-    assert found["details"]["left_out_by"] == ["fedavg", "feddistill", "fedhpro", "fml", "isoproto", "newest"]
+    assert found["details"]["left_out_by"] == [
+        *("fedavg", "feddistill", "fedhpro", "fml", "isoproto", "isoproto_anchors", "newest")
+    ]

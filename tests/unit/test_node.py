@@ -299,7 +299,9 @@ def test_all_that_is_wrong_is_told_at_once(folder):
         assert part in str(told.value)
     assert "no.key" in str(told.value)
     assert "`data` is missing" in str(told.value)
-    assert "`may-send` must be of 'base', 'gradients', 'head', 'logits', 'twin', got ['weights']" in str(told.value)
+    assert "`may-send` must be of 'base', 'gradients', 'head', 'logits', 'statistics', 'twin', got ['weights']" in str(
+        told.value
+    )
 
 
 @pytest.mark.parametrize(

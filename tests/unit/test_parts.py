@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from isoproto.common.statistics import Block
 from isoproto.config import RunConfig
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.losses import LOSSES
 from isoproto.parts import PARTS, OwnMeans, PartState, Sent, ServerState, View, parts_of, reported_terms
 from isoproto.parts.alignment import Alignment
+from isoproto.parts.common import CommonClassifier
 from isoproto.wire.codec import array_names
 from isoproto.wire.rounding import FORMATS
 from isoproto.wire.train_reply import UP
@@ -44,11 +46,24 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def statistics(seed):
+    """What a client sends first of the common frame: here of two samples of each class."""
+    block = Block.of(randn(2 * C, 1, D, seed=seed), torch.arange(C).repeat(2))
+    arrays = {f"common-{name}": getattr(block, name) for name in ("counts", "sums", "factor")}
+    return {
+        **arrays,
+        "common-ids": block.class_ids,
+        "common-floor": torch.zeros(1),
+        "common-block": torch.tensor([seed, 0]),
+    }
+
+
 def reply(parts, seed):
     """What a client that holds all classes sends, array by array as the parts declare it."""
     axes = {"P": C, "C": C, "d": D}
-    sizes = {field.name: [axes[letter] for letter in field.shape.split()] for part in parts for field in part.sends}
-    arrays = {name: randn(*size, seed=seed) for name, size in sizes.items()}
+    fields = [field for part in parts if not isinstance(part, CommonClassifier) for field in part.sends]
+    arrays = {f.name: randn(*(axes[letter] for letter in f.shape.split()), seed=seed) for f in fields}
+    arrays |= statistics(seed) if any(isinstance(part, CommonClassifier) for part in parts) else {}
     shared = {"head.weight": randn(C, D, seed=seed), "head.bias": torch.zeros(C)}
     return Sent(ClassRows(torch.arange(C), randn(C, D, seed=seed), torch.full((C,), 5), 5 * C), 0.1, arrays, shared)
 

@@ -210,3 +210,43 @@ def test_writing_a_file_replaces_it_whole(folder):
     folder.write_text("summary.json", json.dumps({"a": 1}))
     assert json.loads((folder.path / "summary.json").read_text()) == {"a": 1}
     assert sorted(os.listdir(folder.path)) == ["config.toml", "experiment", "summary.json"]
+
+
+# One process at a time, and clients that must not come back
+
+
+def test_a_run_is_changed_by_one_process_at_a_time(folder):
+    with (
+        folder.in_use(),
+        pytest.raises(StateError, match=r"goes on in another process, which has locked .*/lock; wait"),
+        folder.in_use(),
+    ):
+        pass
+    with folder.in_use():
+        pass
+
+
+def test_a_run_that_failed_can_be_taken_up_again(folder):
+    with pytest.raises(BlockingIOError, match="of the run itself"), folder.in_use():
+        raise BlockingIOError("of the run itself")
+    with folder.in_use():
+        pass
+
+
+def test_clients_that_must_not_come_back_are_kept_sorted(folder):
+    assert folder.forgotten == ()
+    folder.keep_out(["10", "ward-3", "9", "9"])
+    assert folder.forgotten == ("9", "10", "ward-3")
+    folder.keep_out([])
+    assert folder.forgotten == ()
+
+
+def test_a_line_that_was_cut_off_is_removed_before_others_are_appended(folder):
+    folder.record("round", round=1)
+    folder.commit()
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "cli')
+    folder.mend()
+    folder.record("forgotten", round=1)
+    folder.commit()
+    assert [line["kind"] for line in folder.lines()] == ["round", "forgotten"]

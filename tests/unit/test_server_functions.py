@@ -20,7 +20,7 @@ START = ServerState.start(C, D)
 
 
 def config(**settings):
-    settings = {"strategy": "isoproto", "feature-dim": D, "min-contributors": 2, **settings}
+    settings = {"strategy": "isoproto_anchors", "feature-dim": D, "min-contributors": 2, **settings}
     return STRATEGIES[settings["strategy"]].resolve(RunConfig.from_mapping(settings))
 
 
