@@ -80,7 +80,8 @@ def made_up_pictures(shape: tuple[int, ...], count: int = _SAMPLES) -> Tensor:
     noise = torch.randn(count, channels, height, width, generator=generator)
     frequency = (torch.fft.fftfreq(height).square()[:, None] + torch.fft.fftfreq(width).square()).sqrt()
     smooth = torch.fft.ifft2(torch.fft.fft2(noise) / frequency.clamp(min=1 / max(height, width))).real
-    smooth /= smooth.std(dim=(2, 3), keepdim=True) + 1e-6
+    one_pixel = height * width == 1  # has no deviation
+    smooth /= smooth.std(dim=(2, 3), keepdim=True, correction=0 if one_pixel else 1) + 1e-6
     contrast, brightness = torch.rand(2, count, 1, 1, 1, generator=generator)
     pictures: Tensor = ((smooth * contrast / 2 + brightness).clamp(0, 1) * 255).round()
     return pictures.to(torch.uint8)
