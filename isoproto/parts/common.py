@@ -178,7 +178,7 @@ class CommonClassifier(Part):
         """Return the statistics that the server lacks: first of the training samples, then of those held out."""
         parts = [(samples.fit, samples.fit_labels), (samples.held, samples.held_labels)]
         for kind, (digest, (phi, labels)) in enumerate(zip(samples.digests, parts, strict=True)):
-            enough = torch.bincount(labels, minlength=samples.num_classes)[labels] >= self.minimum
+            enough = self._enough(labels)
             if digest in known or not enough.any():
                 continue
             share = len(labels) / (len(samples.fit_labels) + len(samples.held_labels))
@@ -214,11 +214,13 @@ class CommonClassifier(Part):
 
     def _gradient(self, samples: FrameSamples, shared: Everybodys, rows: Tensor) -> dict[str, Tensor]:
         classifier = Classifier(rows, shared.classifier.present)
-        return {
-            "common-gradient": class_gradients(
-                samples.fit, samples.fit_labels, classifier, shared.temperature, samples.prior
-            )
-        }
+        enough = self._enough(samples.fit_labels)
+        phi, labels = samples.fit[enough], samples.fit_labels[enough]
+        return {"common-gradient": class_gradients(phi, labels, classifier, shared.temperature, samples.prior)}
+
+    def _enough(self, labels: Tensor) -> Tensor:
+        """Return which samples are of a class with at least ``minimum`` samples; nothing is sent of the others."""
+        return torch.bincount(labels)[labels] >= self.minimum
 
 
 def _has_block(sent: Sent) -> bool:

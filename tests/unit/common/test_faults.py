@@ -12,7 +12,8 @@ from isoproto import wire
 from isoproto.common.classifier import Classifier, log_prior, solve
 from isoproto.common.gradients import class_gradients
 from isoproto.common.mixture import WEIGHTS
-from isoproto.common.own import MOST_LOSS
+from isoproto.common.own import MOST_LOSS, Choice
+from isoproto.common.samples import FrameSamples
 from isoproto.common.statistics import Block, Totals
 from isoproto.errors import WireError
 from isoproto.geometry.prototypes import ClassRows
@@ -20,6 +21,7 @@ from isoproto.parts import ServerState
 from isoproto.parts.base import Sent
 from isoproto.parts.common import CommonClassifier
 from isoproto.parts.common_state import CommonState, FrameRules
+from isoproto.parts.view import View
 from isoproto.wire.codec import ARRAYS
 from tests.points import randn
 from tests.unit.test_wire import EVALUATION
@@ -260,3 +262,43 @@ def test_longest_honest_gradient_is_within_the_bound():
         phi, torch.zeros(35, dtype=torch.int64), Classifier(rows, torch.ones(C) > 0), 1.0, torch.zeros(C)
     )
     assert read(content({"common-gradient": gradient})).arrays["common-gradient"].norm() > 100
+
+
+def test_gradients_are_of_no_sample_of_a_class_with_too_few():
+    """`min-class-samples`: the last class has one sample, and the gradient is that of the others."""
+    rare = torch.cat([LABELS[:-5], torch.tensor([3])])
+    phi = coordinates()[: len(rare)]
+    (classifier,) = solve(Totals.of(phi, rare, C), [0.1])
+    nothing = torch.zeros(0, 2, D).double()
+    samples = FrameSamples(
+        fit=phi,
+        fit_labels=rare,
+        held=nothing,
+        held_labels=torch.zeros(0, dtype=torch.int64),
+        test=nothing[:, 0],
+        num_classes=C,
+        digests=(1, 2),
+        choice=Choice(0.1, 0.5),
+        own_fit=classifier,
+        own=classifier,
+    )
+    sent = {
+        "common-known": torch.tensor([1, 2]),
+        "common-rows": classifier.rows.unsqueeze(0),
+        "common-classifier": classifier.rows,
+        "common-present": classifier.present,
+        "common-plan": torch.tensor([0.0, 0.5, 1.0]),
+    }
+    view = View(
+        client="3",
+        server_round=2,
+        frame="shared",
+        arrays=sent,
+        samples=samples,
+        own_means=None,
+        num_classes=C,
+        feature_dim=3,
+    )
+    found = dataclasses.replace(PART, minimum=2).measure_in_frame(view)["common-gradient"]
+    wanted = class_gradients(phi[:-1], rare[:-1], classifier, 0.5, samples.prior)
+    assert torch.equal(found, wanted)
