@@ -99,6 +99,7 @@ class CommonClassifier(Part):
             rounds=config.common__rounds,
             step=config.common__step,
             pull=config.common__pull,
+            contributors=config.min_contributors,
         )
         return cls(
             rules=rules,

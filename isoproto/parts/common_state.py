@@ -30,13 +30,18 @@ _PATIENCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FrameRules:
-    """How the server makes the classifier: the settings `common.*` of these names."""
+    """How the server makes the classifier: the settings `common.*` of these names.
+
+    Attributes:
+        contributors: Fewest clients that must send a class, so that clients are sent its row (`min-contributors`).
+    """
 
     shrink: float
     temperature: float
     rounds: int
     step: float
     pull: float
+    contributors: int = 1
 
     @property
     def candidates(self) -> tuple[float, ...]:
@@ -238,12 +243,13 @@ class CommonState:
         samples = float(fit.counts.sum())
         settled = rules.settled or self.chosen_of * _GROWTH >= samples
         shrink = self.shrink or rules.first[0]
+        present = self._published(rules, "fit")
         found = solve(fit, [shrink] if settled else rules.candidates)
-        rows = torch.stack([classifier.rows for classifier in found])
+        rows = torch.stack([_of(present, classifier.rows) for classifier in found])
         first = 0 if settled else rules.candidates.index(shrink)
         state = dataclasses.replace(
             self,
-            present=found[0].present,
+            present=present,
             rows=rows,
             start=rows[first],
             first=first,
@@ -261,7 +267,16 @@ class CommonState:
         if everything is None or not len(self.rows):  # without training samples there is no shrinkage either
             return self
         (classifier,) = solve(everything, [self.shrink])
-        return dataclasses.replace(self, everything=classifier.rows, present=classifier.present)
+        present = self._published(rules, "fit", "held")
+        return dataclasses.replace(self, everything=_of(present, classifier.rows), present=present)
+
+    def _published(self, rules: FrameRules, *kinds: str) -> Tensor:
+        """Return the classes that enough clients sent, ``[C]``, bool."""
+        senders: dict[str, Tensor] = {}
+        for (kind, client), block in self.blocks.items():
+            if kind in kinds:
+                senders.setdefault(client, torch.zeros_like(self.present))[block.class_ids] = True
+        return torch.stack(list(senders.values())).sum(0) >= rules.contributors
 
     def _total(self, *kinds: str) -> Totals | None:
         blocks = [block for (kind, _), block in self.blocks.items() if kind in kinds]
@@ -311,6 +326,7 @@ class CommonState:
             step=rules.step / 2**state.worse,
             pull=rules.pull,
         )
+        row = _of(state.present, row)
         return dataclasses.replace(state, rows=torch.stack([state.rows[0], row]), steps=state.steps + 1)
 
     def _judged(self, rules: FrameRules, measured: Sequence[Measurements]) -> CommonState:
@@ -324,6 +340,11 @@ class CommonState:
         if new < best:
             return dataclasses.replace(self, rows=self.rows[1:], worse=0)
         return dataclasses.replace(self, rows=self.rows[:1], worse=self.worse + 1)
+
+
+def _of(classes: Tensor, rows: Tensor) -> Tensor:
+    """Return rows ``[C, D + 1]``, zero but for these classes: gradients would also move others, which clients hold."""
+    return torch.where(classes.unsqueeze(1), rows, 0.0)
 
 
 _TENSORS = ("present", "rows", "start", "everything", "mixtures")

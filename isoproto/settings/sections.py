@@ -372,7 +372,11 @@ class Federation:
     min_replies: int = number(1, 1, doc="Fewest good replies. With fewer, a round counts as empty and changes nothing.")
     max_empty_rounds: int = number(3, 1, doc="Empty rounds in a row after which the run is given up.")
     min_class_samples: int = number(1, 1, doc="Fewest samples of a class for which a client sends its class mean.")
-    min_contributors: int = number(1, 1, doc="Fewest clients that must send a class, so that it gets a new prototype.")
+    min_contributors: int = number(
+        1,
+        1,
+        doc="Fewest clients that must send a class, so that it gets a new prototype, or a row in the common frame.",
+    )
     max_norm: float = number(
         1e6, 0, above=True, doc="Largest Euclidean norm of a prototype row that the server accepts."
     )

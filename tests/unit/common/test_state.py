@@ -142,6 +142,35 @@ def test_forgetting_makes_the_choice_anew_since_the_clients_losses_are_in_it():
     assert same(mixing.without("a", FREE), CommonState.empty(C).next(FREE, fit(b=30), []))
 
 
+# Classes that few clients hold
+
+TWO = dataclasses.replace(FIXED, contributors=2)
+
+
+def of_classes(labels, seed, kind="fit"):
+    labels = torch.tensor(labels)
+    return {(kind, f"c{seed}"): (seed, Block.of(randn(len(labels), 1, D, seed=seed), labels))}
+
+
+def test_the_row_of_a_class_that_too_few_clients_sent_is_sent_to_nobody():
+    state = CommonState.empty(C).next(TWO, {**of_classes([0, 0, 1, 1], 1), **of_classes([0, 0, 2, 2], 2)}, [])
+    assert state.present.tolist() == [True] + [False] * (C - 1)
+    moved = state.next(TWO, {}, [judged(1.0, None, randn(C, D + 1), "c1")])
+    assert moved.steps == 1
+    for found in (state, moved):
+        sent = found.downlink(TWO)
+        assert sent["common-rows"][:, 0].ne(0).all()
+        assert sent["common-rows"][:, 1:].eq(0).all()
+        assert sent["common-classifier"][1:].eq(0).all()
+    both = moved.next(TWO, of_classes([1, 1], 2, kind="held"), [])
+    assert both.present.tolist() == [True, True] + [False] * (C - 2)
+
+
+def test_training_and_held_out_samples_of_one_client_are_one_contributor():
+    state = CommonState.empty(C).next(TWO, {**of_classes([0, 1], 1), **of_classes([0], 1, kind="held")}, [])
+    assert not state.present.any()
+
+
 # Gradient steps
 
 
