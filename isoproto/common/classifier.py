@@ -118,13 +118,16 @@ def factorised(matrix: Tensor) -> Tensor:
         >>> bool(factorised(torch.tensor([[1.0, 0.0], [0.0, -1e-8]])).diagonal().min() > 0)
         True
     """
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     largest = matrix.diagonal().abs().max()
     ridge = torch.finfo(matrix.dtype).eps * largest
     while failed and ridge < 2 * len(matrix) * largest:  # no eigenvalue is below minus the width times this
         factor, failed = torch.linalg.cholesky_ex(matrix + ridge * torch.eye(len(matrix), dtype=matrix.dtype))
         ridge = ridge * 10
-    return factor if not failed else torch.linalg.cholesky(matrix)
+    if failed:
+        factor = torch.linalg.cholesky(matrix)  # raises
+    return factor
 
 
 def log_prior(counts: Tensor) -> Tensor:
