@@ -118,6 +118,7 @@ def factorised(matrix: Tensor) -> Tensor:
         >>> bool(factorised(torch.tensor([[1.0, 0.0], [0.0, -1e-8]])).diagonal().min() > 0)
         True
     """
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     largest = matrix.diagonal().abs().max()
     ridge = torch.finfo(matrix.dtype).eps * largest
