@@ -4,6 +4,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,13 +15,13 @@ from isoproto.common.own import Choice, chosen, own_classifier
 from isoproto.common.samples import FrameSamples
 from isoproto.data.augment import AUGMENTATIONS
 from isoproto.data.folders import Array, cached_array, content_key
-from isoproto.maps import FeatureMap, computed, create_map, fingerprint, made_up
+from isoproto.maps import FeatureMap, computed, create_map, fingerprint, intact, made_up, sealed, unsealed
 from isoproto.own_code import is_own
 from isoproto.seeding import torch_generator
 from models import ModelSpec, TextSpec
 
 # A new number makes all cached classifiers outdated.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def frame_name(client: Client) -> tuple[str, int]:
@@ -146,9 +147,12 @@ def _own(
         choice = chosen(fit, fit_labels, classes)
         both = torch.cat([fit, held])
         found = [own_classifier(x, y, classes, choice) for x, y in ((fit, fit_labels), (both, labels))]
-        return torch.cat([torch.tensor(choice).double(), *(c.rows.flatten() for c in found)]).numpy()
+        numbers = torch.cat([torch.tensor(choice).double(), *(c.rows.double().flatten() for c in found)])
+        return sealed(numbers.numpy().view(np.uint8))
 
-    kept = torch.from_numpy(cached_array(content_key("own", (_FORMAT, classes, *keys)), make))
+    key = content_key("own", (_FORMAT, classes, *keys))
+    entry = cached_array(key, make, sound=intact, what="classifiers from own samples")
+    kept = torch.from_numpy(unsealed(entry).view(np.float64))
     rows = kept[2:].view(2, classes, -1)
     present = [torch.bincount(y, minlength=classes) > 0 for y in (fit_labels, labels)]
     return Choice(*kept[:2].tolist()), Classifier(rows[0], present[0]), Classifier(rows[1], present[1])

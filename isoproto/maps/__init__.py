@@ -11,14 +11,25 @@ from collections.abc import Callable
 import torch
 
 from isoproto.maps.base import FeatureMap, fingerprint, made_up, made_up_pictures
-from isoproto.maps.cache import computed
+from isoproto.maps.cache import computed, intact, sealed, unsealed
 from isoproto.maps.own import own_map
 from isoproto.maps.pretrained import efficientnet_lite0, minilm
 from isoproto.maps.scattering import Scattering
 from isoproto.maps.words import word_map
 from isoproto.registry import lookup
 
-__all__ = ["MAPS", "FeatureMap", "computed", "create_map", "fingerprint", "made_up", "made_up_pictures"]
+__all__ = [
+    "MAPS",
+    "FeatureMap",
+    "computed",
+    "create_map",
+    "fingerprint",
+    "intact",
+    "made_up",
+    "made_up_pictures",
+    "sealed",
+    "unsealed",
+]
 
 MakeMap = Callable[[tuple[int, ...], tuple[str, ...], torch.device, str], FeatureMap]
 

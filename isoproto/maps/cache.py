@@ -56,7 +56,7 @@ def computed(
     entry = cached_array(
         content_key("features", (key, tuple(x.shape), x.dtype, digest)),
         lambda: _packed(_in_batches(function, x, name, device)),
-        sound=_sound,
+        sound=intact,
         what="features",
     )
     return _unpacked(entry, len(x))
@@ -67,15 +67,29 @@ def _packed(features: Tensor) -> Array:
     largest = torch.finfo(torch.float16).max
     numbers = features.half() if bool((features.abs() <= largest).all()) else features.float()
     content = numbers.contiguous().numpy().reshape(-1).view(np.uint8)
-    entry = np.empty(len(content) + _TAIL, np.uint8)
-    entry[:-_TAIL], entry[-_TAIL] = content, numbers.element_size()
-    entry[-_DIGEST:] = np.frombuffer(hashlib.sha256(entry[:-_DIGEST].data).digest(), np.uint8)
-    return entry
+    return sealed(np.append(content, np.uint8(numbers.element_size())))
 
 
-def _sound(entry: Array) -> bool:
-    whole = entry.dtype == np.uint8 and entry.ndim == 1 and len(entry) > _TAIL
+def sealed(content: Array) -> Array:
+    """Return bytes and behind them their checksum, as an entry of the cache.
+
+    Example:
+        >>> entry = sealed(np.frombuffer(b"1234", np.uint8))
+        >>> unsealed(entry).tobytes(), intact(entry), intact(entry[1:])
+        (b'1234', True, False)
+    """
+    return np.concatenate([content, np.frombuffer(hashlib.sha256(content.data).digest(), np.uint8)])
+
+
+def intact(entry: Array) -> bool:
+    """Return whether an entry is what :func:`sealed` returned."""
+    whole = entry.dtype == np.uint8 and entry.ndim == 1 and len(entry) > _DIGEST
     return whole and hashlib.sha256(entry[:-_DIGEST].data).digest() == entry[-_DIGEST:].tobytes()
+
+
+def unsealed(entry: Array) -> Array:
+    """Return the bytes of an entry without their checksum."""
+    return entry[:-_DIGEST]
 
 
 def _unpacked(entry: Array, count: int) -> Tensor:

@@ -120,6 +120,8 @@ def needs_models(config: RunConfig) -> str:
             "the run has no common frame, and without a model a client takes part by that alone. "
             "Set common.map = 'standard', or name a model"
         )
+    if config.common__predict == "head":
+        return "`common.predict = head` predicts with the model. Set common.predict = 'joint', or name a model"
     if weights := sorted({word for part in parts_of(config) for word in part.words}):
         return (
             f"the run averages weights of the clients' models ({', '.join(weights)}; `share = {config.share}`, "

@@ -184,6 +184,12 @@ def test_where_weights_are_averaged_everybody_needs_a_model(federation, settings
         federation.run(grid, {**chosen, "models": "mlp"})
 
 
+def test_where_the_model_predicts_everybody_needs_one(federation):
+    chosen = {**FRAME, "common.map": "standard", "common.predict": "head"}
+    with pytest.raises(ConfigError, match=r"leaves clients without a model, but `common.predict = head`"):
+        federation.run(settings=chosen)
+
+
 def test_it_says_who_it_is(federation):
     info = introduce(federation.client({"partition-id": 0, "num-partitions": 2, "model": "none"}, resolved()))
     assert (info.model, info.feature_dim, info.shared) == ("none", 8, {})
