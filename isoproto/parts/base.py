@@ -40,6 +40,7 @@ AXES: Mapping[str, Axis] = {
     "K": Axis(0, 2**16, "classes"),
     "R": Axis(0, 2**15, "directions"),
     "N": Axis(0, 2**20, "entries"),
+    "H": Axis(1, 64, "holders of shares"),
 }
 """Axes whose length is that of the array."""
 
@@ -51,8 +52,8 @@ class Field:
     Attributes:
         name: Key of the array in the message.
         shape: Its axes: ``C`` classes of the federation, ``P`` classes that the client sends class means of, ``d``
-            feature width, ``D`` coordinates of the common frame and ``E`` one more; a letter in ``AXES``
-            for an axis whose length the array says; or a number.
+            feature width, ``D`` coordinates of the common frame, ``E`` one more and ``L`` numbers in packed
+            statistics; a letter in ``AXES`` for an axis whose length the array says; or a number.
         dtype: Type of its numbers in the message, unless it is ``rounded``.
         rounded: Whether its rows are numbers that may travel rounded, as `wire.dtype` says.
         together: Name of the group that the field belongs to. Fields of a group come together or not at all.
@@ -189,6 +190,20 @@ class Measured(NamedTuple):
     held: Callable[[], Tensor] = lambda: torch.zeros(0, 0)
 
 
+class Answer(NamedTuple):
+    """What a part sends in a round, and what it remembers on the client from then on.
+
+    Attributes:
+        arrays: What it sends, by the names in ``up``.
+        memory: What it remembers, by names of its own.
+        problem: Why it sends less than the server waits for; empty if it does not.
+    """
+
+    arrays: Arrays
+    memory: Arrays
+    problem: str = ""
+
+
 class Part:
     """A part of a method. Subclasses are frozen dataclasses whose fields are the settings that they need.
 
@@ -204,6 +219,7 @@ class Part:
         reports: Names of its loss terms.
         words: Words that a device's owner allows for weights that travel; empty if none travel.
         owns: Name of a second module that it keeps on each client; empty for none.
+        remembers: Name of the file in which a client keeps what ``answer`` remembers; empty if it remembers nothing.
         uses_means: Whether it uses the class means that clients send. They send none if no part of a method does.
         predictors: Ways to predict that an evaluation counts beside each other; see ``isoproto.wire.PREDICTORS``.
     """
@@ -216,6 +232,7 @@ class Part:
     reports: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
     owns: ClassVar[str] = ""
+    remembers: ClassVar[str] = ""
     uses_means: ClassVar[bool] = True
     predictors: ClassVar[tuple[str, ...]] = ()
 
@@ -310,6 +327,18 @@ class Part:
             view: What the server sent, and the client's samples in the common frame.
         """
         return {}
+
+    def answer(self, view: View, memory: Arrays) -> Answer:
+        """Return what the client sends that depends on what it remembers, and what it remembers then.
+
+        It is called only if the part has a name in ``remembers``, also on a client without a model. What it remembers
+        is on the disk before the reply leaves. It is never set back: a repeated round finds what the round itself kept.
+
+        Args:
+            view: What the server sent, and the client's samples in the common frame.
+            memory: What the part remembers; empty at first.
+        """
+        return Answer({}, memory)
 
     def shared(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> Mapping[str, Tensor]:
         """Return the weights that travel, by name. They are the modules' own tensors, not copies.

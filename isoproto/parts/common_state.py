@@ -107,6 +107,7 @@ class CommonState:
         steps: Gradient steps that were made.
         worse: Steps in a row that did not make the held-out loss smaller.
         mixtures: Share of held-out samples that each mixture gets wrong, ``[M]``; empty if not known.
+        pooled: Statistics of all clients together, where the server learns only their sum; then ``blocks`` is empty.
     """
 
     present: Tensor
@@ -122,6 +123,7 @@ class CommonState:
     steps: int = 0
     worse: int = 0
     mixtures: Tensor
+    pooled: Totals | None = None
 
     @classmethod
     def empty(cls, num_classes: int) -> CommonState:
@@ -147,6 +149,8 @@ class CommonState:
             floor = torch.tensor([block.floor], dtype=torch.float64)
             for name, tensor in {**block._asdict(), "floor": floor, "digest": digest}.items():
                 tensors[f"common.{kind}.{name}.{client}"] = tensor
+        if self.pooled is not None:
+            tensors |= {f"common.pooled.{name}": tensor for name, tensor in self.pooled._asdict().items()}
         return tensors
 
     @classmethod
@@ -164,6 +168,8 @@ class CommonState:
                 blocks[kind, client] = Block(parts[0], parts[1], parts[2], parts[3], float(parts[4]))
                 digests[kind, client] = int(memory[prefix + client])
         values: dict[str, Any] = {**numbers, **{name: memory[f"common.{name}"] for name in _TENSORS}}
+        if "common.pooled.counts" in memory:
+            values["pooled"] = Totals(*(memory[f"common.pooled.{name}"] for name in Totals._fields))
         return cls(blocks=blocks, digests=digests, **values)
 
     # What clients are sent
@@ -203,6 +209,7 @@ class CommonState:
         rules: FrameRules,
         new: Mapping[tuple[str, str], tuple[int, Block]],
         measured: Sequence[Measurements],
+        pooled: Totals | None = None,
     ) -> CommonState:
         """Return the state after a round.
 
@@ -210,8 +217,11 @@ class CommonState:
             rules: How the classifier is made.
             new: Statistics that came, with their checksums, by kind and client.
             measured: What clients measured with the classifiers of this state.
+            pooled: A new sum of all clients' statistics; ``None`` if there is none.
         """
         state = self._chosen(rules, measured)._mixing(measured)
+        if pooled is not None:
+            return dataclasses.replace(state, pooled=pooled).solved(rules)
         if new or state.chosen_of != self.chosen_of:
             digests = {**self.digests, **{key: digest for key, (digest, _) in new.items()}}
             blocks = {**self.blocks, **{key: block for key, (_, block) in new.items()}}
@@ -238,7 +248,7 @@ class CommonState:
     def solved(self, rules: FrameRules) -> CommonState:
         """Return the state with the classifier made anew from all statistics, and no gradient steps."""
         fit = self._total("fit")
-        if fit is None:
+        if fit is None or not fit.counts.any():
             return CommonState.empty(len(self.present))
         samples = float(fit.counts.sum())
         settled = rules.settled or self.chosen_of * _GROWTH >= samples
@@ -279,6 +289,8 @@ class CommonState:
         return torch.stack(list(senders.values())).sum(0) >= rules.contributors
 
     def _total(self, *kinds: str) -> Totals | None:
+        if self.pooled is not None:
+            return self.pooled
         blocks = [block for (kind, _), block in self.blocks.items() if kind in kinds]
         return total(blocks, len(self.present), blocks[0].sums.shape[1]) if blocks else None
 
@@ -289,13 +301,19 @@ class CommonState:
             return self
         best = int(torch.stack(losses).double().sum(0).argmin())
         shrink, temperature = divmod(best, len(rules.temperatures))
-        samples = sum(float(b.counts.sum()) for (kind, _), b in self.blocks.items() if kind == "fit")
         return dataclasses.replace(
             self,
             shrink=rules.candidates[shrink],
             temperature=rules.temperatures[temperature],
-            chosen_of=samples,
+            chosen_of=self._samples,
         )
+
+    @property
+    def _samples(self) -> float:
+        """Number of training samples in the statistics."""
+        if self.pooled is not None:
+            return float(self.pooled.counts.sum())
+        return sum(float(b.counts.sum()) for (kind, _), b in self.blocks.items() if kind == "fit")
 
     def _mixing(self, measured: Sequence[Measurements]) -> CommonState:
         """Return the state with the share of held-out samples that each mixture gets wrong."""

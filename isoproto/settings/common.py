@@ -66,6 +66,31 @@ class Common:
         "own samples, unchanged ones; 0: it does not.",
     )
 
+    common__secure: bool = free(
+        False,
+        doc="Add up clients' statistics by the secure sum: the server learns the sum over at least "
+        "`min-contributors` clients, and no client's own. The whole scatter travels, whatever `common.rank` says. It "
+        "needs `common.rounds = 0`.",
+    )
+    common__noise: float = number(
+        0.0,
+        0,
+        doc="Deviation of the Gaussian noise in clients' statistics, over how far one sample can move them; 0: no "
+        "noise. Each client adds all of it, or with `common.secure` its part. The report says which epsilon it gives.",
+    )
+    common__delta: float = number(
+        1e-5,
+        0,
+        0.5,
+        above=True,
+        doc="Chance that epsilon does not hold; set it below one over the number of samples of all clients.",
+    )
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the server learns only sums of clients' statistics, or noisy ones."""
+        return self.framed and (self.common__secure or self.common__noise > 0)
+
     @property
     def framed(self) -> bool:
         """Whether the run has a common frame. A run that began before there was one has `auto` here."""
