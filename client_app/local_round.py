@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from client_app.batched import Member, Trained, batchable, train_together, train
 from client_app.client import Client
 from client_app.evaluation import evaluate_model, logits_of
 from client_app.own_model import accuracy_note, open_model, shared_weights, skeleton, state_to_save
+from client_app.remembered import answers
 from client_app.stacked import stackable
 from client_app.training import LocalSettings, Statistics, extract, train
 from isoproto import wire
@@ -190,7 +191,8 @@ def _finish(
     # Training has changed the features, so their map into the server's frame is made anew.
     view = dataclasses.replace(start.view, own_means=own_means)
     tested = evaluate_model(model, data, view)
-    arrays = {**start.measured, **_measured(late, model, data, features, view)}
+    remembered = answers(client, broadcast.experiment, view)
+    arrays = {**start.measured, **_measured(late, model, data, features, view), **remembered.arrays}
     wanted = not parts or any(part.uses_means for part in parts)
     rows = _class_means(
         statistics if wanted else None, data, client.config.min_class_samples, client.config.feature_dim
@@ -210,7 +212,17 @@ def _finish(
         arrays={name: array[rows.class_ids] if name in by_class else array for name, array in arrays.items()},
         shared=shared_weights(parts, model, view.modules),
     )
-    return Reply(wire.write_train_reply(reply, broadcast, client.name), save)
+    return Reply(wire.write_train_reply(reply, broadcast, client.name), _both(remembered.save, save))
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls two others."""
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def examine_client(client: Client, broadcast: wire.Broadcast) -> Reply:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ class ClientStore:
         root: The state folder.
         experiment: Id of the experiment.
         client: The client's stable name.
+
+    What parts remember lies beside the models, one file for each part. It is never set back to an earlier round.
     """
 
     def __init__(self, root: Path, experiment: str, client: str) -> None:
@@ -99,6 +101,38 @@ class ClientStore:
                 self._path(tag).unlink(missing_ok=True)
 
         return write
+
+    def recall(self, name: str) -> dict[str, Tensor]:
+        """Return what a part remembers, as it was last saved; empty if nothing was.
+
+        Raises:
+            StateError: If the file cannot be read. It stays: without it, the client would send things twice.
+        """
+        path = self._memory(name)
+        if not path.exists():
+            return {}
+        try:
+            return safetensors.torch.load(path.read_bytes())
+        except (OSError, ValueError, safetensors.SafetensorError) as err:
+            raise StateError(
+                f"client {self.client}: cannot read what it remembers of {name} in {path} ({err}). Restore the file "
+                "from a backup, or start a new run: the client cannot tell any more what it has sent"
+            ) from err
+
+    def prepare_memory(self, name: str, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Copy what a part remembers, and return a function that saves the copy in place of what was there."""
+        arrays = {key: t.detach().cpu().contiguous().numpy() for key, t in tensors.items()}
+        content = safetensors.numpy.save(arrays)
+
+        def write() -> None:
+            path = self._memory(name)
+            write_atomically(path, content, mode=0o600)  # keys are in it, and what the client has sent
+            drop_leftovers(path)
+
+        return write
+
+    def _memory(self, name: str) -> Path:
+        return self.folder / f"memory-{name}{_WHOLE}"
 
     def _path(self, tag: int) -> Path:
         return self.folder / f"round-{tag:06d}{_WHOLE}"

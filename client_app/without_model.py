@@ -11,18 +11,20 @@ import torch
 from client_app.answers import Reply, view_of
 from client_app.client import Client
 from client_app.evaluation import evaluate_in_frame
+from client_app.remembered import answers
 from isoproto import wire
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.parts import reported_terms
 
 
 def answer_round(client: Client, broadcast: wire.Broadcast) -> Reply:
-    """Evaluate, measure what parts ask for, and make the reply. There is nothing to save."""
+    """Evaluate, measure what parts ask for, and make the reply. What parts remember is to be saved."""
     started = time.perf_counter()
     view, data, parts = view_of(client, broadcast, None, {}), client.data, client.parts
     tested = evaluate_in_frame(data, view)
     samples = len(data.train_y)
     arrays = {name: array for part in parts for name, array in part.measure_in_frame(view).items()} if samples else {}
+    remembered = answers(client, broadcast.experiment, view)
     no_class = torch.zeros(0, dtype=torch.int64)
     reply = wire.TrainReply(
         means=ClassRows(no_class, torch.zeros(0, view.feature_dim), no_class, samples),
@@ -31,9 +33,9 @@ def answer_round(client: Client, broadcast: wire.Broadcast) -> Reply:
         before=tested,
         after=tested,
         seconds=time.perf_counter() - started,
-        arrays=arrays,
+        arrays={**arrays, **remembered.arrays},
     )
-    return Reply(wire.write_train_reply(reply, broadcast, client.name), _nothing_to_save)
+    return Reply(wire.write_train_reply(reply, broadcast, client.name), remembered.save)
 
 
 def examine(client: Client, broadcast: wire.Broadcast) -> Reply:
@@ -43,4 +45,4 @@ def examine(client: Client, broadcast: wire.Broadcast) -> Reply:
 
 
 def _nothing_to_save() -> None:
-    """Do nothing: the client keeps no state between messages."""
+    """Do nothing: an evaluation changes nothing."""

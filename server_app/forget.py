@@ -64,6 +64,11 @@ def forget(output_dir: Path, run_name: str, client: str, *, may_return: bool = F
             f"{config.common__map}`), so no client's share of what it learned can be told from the others'. Start a "
             "new run without the client"
         )
+    if config.pooled:
+        raise ConfigError(
+            f"the run {folder.path.name} has `common.secure` or `common.noise`, so the server never had client "
+            f"{client!r}'s own statistics and cannot take them out of the sum. Start a new run without the client"
+        )
     with folder.in_use():
         saved = load_checkpoint(folder.checkpoints)
         if saved is None:

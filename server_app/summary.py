@@ -14,7 +14,7 @@ from isoproto.config import RunConfig
 from isoproto.data import load_dataset
 from isoproto.errors import ConfigError, DataError
 from isoproto.fingerprint import fingerprint
-from isoproto.report import added_line, read_run, summary_table, write_report
+from isoproto.report import added_line, privacy_line, read_run, summary_table, write_report
 from isoproto.runs.metrics import summarise
 from isoproto.runs.run_folder import RunFolder
 from isoproto.settings.sections import Data
@@ -41,7 +41,7 @@ def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
     Console(file=table, width=110).print(summary_table(run))
     _log.info("\n%s", table.getvalue())
     _log.info("report: %s", folder.path / "report.html")
-    if line := added_line(run.summary):
+    for line in filter(None, (added_line(run.summary), privacy_line(run.summary))):
         _log.info("%s", line)
 
 

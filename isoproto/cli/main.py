@@ -117,14 +117,14 @@ def report(
     output_dir: OutputOption = None,
 ) -> None:
     """Show the figures of a run and write its report again. The run may still be in progress."""
-    from isoproto.report import added_line, read_run, summary_table, write_report
+    from isoproto.report import added_line, privacy_line, read_run, summary_table, write_report
     from isoproto.runs.run_folder import find_run
 
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
     found = read_run(folder)
     Console().print(summary_table(found))
     typer.echo(str(write_report(folder)))
-    if line := added_line(found.summary):
+    for line in filter(None, (added_line(found.summary), privacy_line(found.summary))):
         typer.echo(line)
 
 

@@ -128,7 +128,8 @@ class Packing:
 
     def _clipped(self, phi: Tensor) -> Tensor:
         """Shorten samples that float32 left a little longer than ``clip``, so that the sensitivity holds."""
-        return phi * (self.clip / phi.norm(dim=2, keepdim=True).clamp(min=self.clip))
+        factor = self.clip / phi.norm(dim=2, keepdim=True).clamp(min=self.clip)
+        return phi.mul(factor)
 
 
 def width_of(length: int, num_classes: int) -> int:

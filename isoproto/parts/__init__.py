@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from isoproto.parts.alignment import Alignment
 from isoproto.parts.anchors import AnchorLosses
-from isoproto.parts.base import Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
+from isoproto.parts.base import Answer, Arrays, Batch, Field, LossTerm, Measured, Part, PartState, Sent
 from isoproto.parts.common import CommonClassifier
 from isoproto.parts.distil import Distillation
 from isoproto.parts.hyper import HyperPrototypes
 from isoproto.parts.logits import ClassLogits
 from isoproto.parts.mean import Means
+from isoproto.parts.pooled import PooledStatistics
 from isoproto.parts.relations import CommonFrame
 from isoproto.parts.retrain import Retrain
 from isoproto.parts.server_head import ServerHead
@@ -33,6 +34,7 @@ __all__ = [
     "PARTS",
     "PROTOTYPES",
     "TERMS",
+    "Answer",
     "Arrays",
     "Batch",
     "Field",
@@ -63,6 +65,7 @@ PARTS: tuple[type[Part], ...] = (
     Retrain,
     ClassLogits,
     Twin,
+    PooledStatistics,
     CommonClassifier,
     Distillation,
 )

@@ -20,6 +20,7 @@ from isoproto.common.statistics import Block
 from isoproto.parts.base import Arrays, Field, Measured, Part, Sent
 from isoproto.parts.common_faults import Bounds, fault
 from isoproto.parts.common_state import BLOCKS, CommonState, FrameRules, Measurements
+from isoproto.parts.pooled import PooledStatistics, new_totals
 from isoproto.parts.state import ServerState
 from isoproto.parts.view import View
 
@@ -57,6 +58,7 @@ class CommonClassifier(Part):
         clip: Largest length of a sample in the frame.
         minimum: Least samples of a class that a client sends statistics of.
         holdout: Part of its samples that a client holds out.
+        pool: The part that adds up all clients' statistics, if the server learns only their sum.
     """
 
     rules: FrameRules
@@ -64,6 +66,7 @@ class CommonClassifier(Part):
     clip: float
     minimum: int
     holdout: float
+    pool: PooledStatistics | None = None
 
     uses_means = False
     predictors = ("head", "common", "own", "joint", "alone")
@@ -107,6 +110,7 @@ class CommonClassifier(Part):
             clip=config.common__clip,
             minimum=config.min_class_samples,
             holdout=config.common__holdout,
+            pool=PooledStatistics.of(config),
         )
 
     @property
@@ -125,8 +129,8 @@ class CommonClassifier(Part):
 
     @property
     def sends(self) -> tuple[Field, ...]:
-        """All arrays; each client sends those that the server lacks."""
-        return self.up
+        """All arrays; each client sends those that the server lacks. With pooled statistics, losses alone."""
+        return self.up if self.pool is None else tuple(f for f in self.up if f.together == "common-held")
 
     @property
     def measures(self) -> str:
@@ -148,7 +152,8 @@ class CommonClassifier(Part):
         """Take in new statistics, held-out losses and gradients, and make the next classifier."""
         kept = CommonState.of(after.memory) or CommonState.empty(len(after.present))
         new = {(BLOCKS[int(s.arrays["common-block"][1])], s.client): _block(s.arrays) for s in sent if _has_block(s)}
-        kept = kept.next(self.rules, new, [Measurements.of(s.client, s.arrays) for s in sent])
+        pooled = new_totals(self.pool, before, after) if self.pool else None
+        kept = kept.next(self.rules, new, [Measurements.of(s.client, s.arrays) for s in sent], pooled)
         others = {name: tensor for name, tensor in after.memory.items() if not name.startswith("common.")}
         return dataclasses.replace(after, memory={**others, **kept.to_memory()})
 
@@ -168,7 +173,7 @@ class CommonClassifier(Part):
         if samples is None:
             raise ValueError("a run with a common frame needs the client's samples in it; the client app gives them")
         known = set(view.arrays["common-known"].tolist()) if "common-known" in view.arrays else set()
-        found = self._block(samples, known)
+        found = self._block(samples, known) if self.pool is None else {}
         if (shared := everybodys(view.arrays)) is not None:
             found |= self._held_out(samples, shared, view.arrays["common-rows"], held)
             if view.arrays["common-plan"][2]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,10 +36,15 @@ class Put(NamedTuple):
         vector: What it sends for that: the difference from before, with noise, ``[L]``, int64.
     """
 
-    mark: int = 0
-    digest: int = 0
-    statistics: Tensor = torch.zeros(0, dtype=torch.int64)
-    vector: Tensor = torch.zeros(0, dtype=torch.int64)
+    mark: int
+    digest: int
+    statistics: Tensor
+    vector: Tensor
+
+    @classmethod
+    def nothing(cls) -> Put:
+        """Return what a client has put in at first."""
+        return cls(0, 0, torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +58,8 @@ class Memory:
         session: The secure sum that the client takes part in.
     """
 
-    done: Put = Put()
-    pending: Put = Put()
+    done: Put = field(default_factory=Put.nothing)
+    pending: Put = field(default_factory=Put.nothing)
     session: ClientState | None = None
 
     @classmethod

@@ -6,6 +6,7 @@
 
 from isoproto.report.added import added_line
 from isoproto.report.page import write_report
+from isoproto.report.privacy import privacy_line
 from isoproto.report.run import ClientShare, Run, RunSummary, list_runs, read_run, read_summary
 from isoproto.report.tables import runs_table, summary_table
 
@@ -15,6 +16,7 @@ __all__ = [
     "RunSummary",
     "added_line",
     "list_runs",
+    "privacy_line",
     "read_run",
     "read_summary",
     "runs_table",

@@ -17,6 +17,7 @@ from isoproto.report.added import tables_section, words_section
 from isoproto.report.charts import Chart
 from isoproto.report.formats import NOTHING, cosine, counted, percent, plain
 from isoproto.report.html import html_table, html_text, panels
+from isoproto.report.privacy import privacy_line
 from isoproto.report.run import Run, hyper_figures, read_run
 from isoproto.runs.metrics import History, accuracy_history
 
@@ -76,7 +77,7 @@ def _page(run: Run, history: History, drawings: Mapping[str, Chart]) -> str:
         ("Accuracy", figures("accuracy", "clients") + groups_section(run, history) + protocol_section(run)),
         ("What federation added", words_section(run) + figures("added", extra=tables_section(run))),
         ("Data", figures("partition")),
-        ("What the server learned", figures("matching") + _learned(run) + figures("similarity")),
+        ("What the server learned", figures("matching") + _learned(run) + _privacy(run) + figures("similarity")),
         ("Training, traffic and failures", figures("losses", "bytes", "seconds", extra=_failures(run))),
         ("Clients", _clients(run, history)),
         ("Settings", _settings(run)),
@@ -152,6 +153,12 @@ def _learned(run: Run) -> str:
         return ""
     text = f"After round {known[-1]['round']}: {'; '.join(sentences)}."
     return f'<div class="panel"><p class="quiet">{html_text(text)}</p></div>'
+
+
+def _privacy(run: Run) -> str:
+    """Return what noise promises; empty for a run without noise."""
+    line = privacy_line(run.summary)
+    return f'<div class="panel"><p class="quiet">{html_text(line)}</p></div>' if line else ""
 
 
 def _failures(run: Run) -> str:

@@ -219,6 +219,7 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
           ``{"client", "round", "reason"}``.
         - ``predictors``, ``added``, of the last evaluation: see ``isoproto.runs.added``. They are absent where clients
           have one predictor only, or no prediction with nothing exchanged.
+        - ``privacy``: ``epsilon``, ``delta``, ``unit`` and ``releases``. It is absent in runs without noise.
 
     Example:
         >>> def evaluation(round_, *correct):
@@ -254,7 +255,14 @@ def summarise(lines: Iterable[Line]) -> dict[str, dict[str, Any]]:
             "failed": [{key: line[key] for key in ("client", "round", "reason")} for line in failures],
         },
         **_predictors(last),
+        **_privacy(rounds),
     }
+
+
+def _privacy(rounds: Sequence[Line]) -> dict[str, Any]:
+    """Return the part of a summary that only runs with noise have: the figures of the last round that has some."""
+    known = [found for line in rounds if (found := (line.get("hyper") or {}).get("privacy"))]
+    return {"privacy": known[-1]} if known else {}
 
 
 def _predictors(entries: Sequence[Line]) -> dict[str, dict[str, Any]]:
