@@ -5,7 +5,7 @@ from typing import Any
 
 
 def privacy_line(summary: Mapping[str, Any]) -> str:
-    """Return epsilon, delta, the protected unit and the number of releases; empty for a run without noise.
+    r"""Return epsilon, delta, the protected unit and the number of releases; empty for a run without noise.
 
     A release is a message of one client. The number is that of the client that sent most.
 
@@ -25,6 +25,6 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
         return ""
     releases = f"{found['releases']} release{'' if found['releases'] == 1 else 's'}"
     return (
-        f"Privacy: epsilon {found['epsilon']:.3g} at delta {found['delta']:g} for {found['unit']}, {releases}. It covers "
-        "the statistics alone, and not accuracies, losses and class counts."
+        f"Privacy: epsilon {found['epsilon']:.3g} at delta {found['delta']:g} for {found['unit']}, {releases}. It "
+        "covers the statistics alone, and not accuracies, losses and class counts."
     )
