@@ -66,8 +66,9 @@ def forget(output_dir: Path, run_name: str, client: str, *, may_return: bool = F
         )
     if config.pooled:
         raise ConfigError(
-            f"the run {folder.path.name} has `common.secure` or `common.noise`, so the server never had client "
-            f"{client!r}'s own statistics and cannot take them out of the sum. Start a new run without the client"
+            f"the run {folder.path.name} has `common.secure` or `common.noise`, so the server kept only "
+            f"the sum of all clients' statistics and cannot take those of client {client!r} out of it. Start a new run "
+            "without the client"
         )
     with folder.in_use():
         saved = load_checkpoint(folder.checkpoints)

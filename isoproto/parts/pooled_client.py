@@ -161,7 +161,7 @@ def answer(own: Own, sent: Arrays, memory: Arrays) -> Answer:
         after, arrays = _STEPS[Step(step)](Turn(own, kept, known, start, sent))
         problem = ""
     except SecureSumError as err:
-        blamed = sorted(set(err.clients) - {id_of(own.client)})
+        blamed = sorted(set(err.clients) - {id_of(own.client)})[:1]
         after, arrays, problem = kept, {"secure-blamed": torch.tensor(blamed)} if blamed else {}, str(err)
     return Answer(arrays, memory if after is before else after.to_arrays(), problem)
 

@@ -7,15 +7,18 @@ import pytest
 import torch
 
 from isoproto.common.pooled import Packing
+from isoproto.engines.host import REAL_DEVICE
+from isoproto.errors import ConfigError
 from isoproto.parts import ServerState
 from isoproto.parts.common_state import CommonState
 from isoproto.parts.pooled_client import Memory
 from isoproto.parts.pooled_fields import id_of
 from isoproto.parts.pooled_server import Pool
 from isoproto.runs.checkpoint import load_checkpoint
+from server_app.forget import forget
 from tests import fakes
 from tests.conftest import Federation
-from tests.fakes import Killed, When
+from tests.fakes import Killed, When, write_pictures
 
 FRAME = {
     "strategy": "isoproto",
@@ -239,24 +242,59 @@ def test_a_client_that_lost_its_memory_sends_nothing_more(federation):
     run = federation.run(grid, SECURE)
     assert "server has statistics of this client" in (run.path / "log.txt").read_text()
     assert not any(n.startswith("secure") for n in grid.history["train", 5, 0]["arrays"])
-    assert pool_of(run).pool_total.equal(pool_of(run).pool_total)
 
 
 def test_data_that_grew_go_in_as_a_difference(federation, tmp_path):
     """Two clients' data grow after the sum. What they put in then adds up to the whole of their new data."""
-    from tests.fakes import write_pictures
+    less, more = (write_pictures(tmp_path / f"{n}.npz", samples=n) for n in (120, 240))
 
-    small = write_pictures(tmp_path / "small.npz", samples=160)
-    large = write_pictures(tmp_path / "large.npz", samples=240)
-    data = {"data": f"npz:{small}"}
-    grid = federation.grid((fakes.killed(after=False), When("train", [5])))
-    with pytest.raises(Killed):
-        federation.run(grid, {**SECURE, **data, "rounds": 9})
-    large.replace(small)
-    run = federation.run(settings={"resume": federation.newest().path.name})
-    assert set(pool_of(run).pool_since.tolist()) == {5}
-    total = pool_of(run).pool_total
-    assert total.equal(added_up(federation, run, range(4)))
-    samples = [line["samples"] for line in run.of("client", round=9)]
-    counts = Packing(4.0).totals(total.numpy(), 4, 0).counts
+    def grow(grid, message, honest):
+        reply = honest()
+        client = grid._partitions[message.metadata.dst_node_id]
+        grid.context(client).node_config["data"] = f"npz:{more}"
+        grid.restart(client)
+        return [reply]
+
+    federation.host = REAL_DEVICE
+    owners = {n: {"data-dir": "/", "may-send": "statistics", "state-dir": str(tmp_path)} for n in range(4)}
+    grid = federation.grid((grow, When("train", [4], [1, 2])), node_configs=owners)
+    run = federation.run(grid, {**SECURE, "data": f"npz:{less}", "partition": "iid", "rounds": 11})
+    pool = pool_of(run)
+    later = dict(zip(pool.pool_members.tolist(), pool.pool_since.tolist(), strict=True))
+    assert [later[id_of(str(c))] == 1 for c in range(4)] == [True, False, False, True]
+    samples = [line["samples"] for line in run.of("client", round=11)]
+    assert samples[1] > 1.5 * samples[0]
+    counts = Packing(4.0).totals(pool.pool_total.numpy(), 4, 0).counts
     assert round(float(counts.sum()), 6) == sum(samples)
+
+
+# Devices without a network, and what is refused
+
+
+def test_devices_without_a_network_take_part(federation):
+    grid = federation.grid(node_configs={0: {"model": "none"}})
+    run = federation.run(grid, {**SECURE, "rounds": 4})
+    assert not run.failures()
+    assert members(run) == {0, 1, 2, 3}
+
+
+def test_a_client_cannot_be_taken_out_of_the_sum(federation, whole):
+    _, _, run = whole
+    with pytest.raises(ConfigError, match=r"kept only the sum.*client '1' out of it. Start a new run"):
+        forget(run.path.parent, run.path.name, "1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"min-contributors": 1}, "min-contributors = 3"),
+        ({"common.rounds": 2}, "common.rounds = 0"),
+        ({"fraction": 0.5}, "fraction = 1.0"),
+        ({"over-sample": 0.5}, "over-sample = 0.0"),
+        ({"strategy": "fedproto", "common.map": "standard"}, "prototypes = 'none'"),
+        ({"strategy": "local"}, "strategy = 'isoproto'"),
+    ],
+)
+def test_settings_that_undo_the_secure_sum_are_refused(federation, changed, told):
+    with pytest.raises(ConfigError, match=rf"`common.secure = true`.*{told}"):
+        federation.run(settings={**SECURE, **changed})
