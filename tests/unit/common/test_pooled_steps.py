@@ -32,7 +32,7 @@ class Clients:
     """Clients without Flower, and the server's pool."""
 
     def __init__(self, *names):
-        self.pool, self.memory, self.round = Pool.empty().begun(1), dict.fromkeys(names, {}), 1
+        self.pool, self.memory, self.round = Pool.empty().begun(1), {name: {} for name in names}, 1
 
     def turn(self, owns, edit=lambda client, arrays: arrays):
         """Let the clients answer, and the server fold; ``edit`` changes what a client sends."""
