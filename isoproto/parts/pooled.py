@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ from isoproto.privacy.accountant import Release, epsilon_of
 
 if TYPE_CHECKING:
     from isoproto.config import RunConfig
+
+_log = logging.getLogger("isoproto")
 
 UNIT = "one training sample"
 
@@ -117,6 +120,10 @@ class PooledStatistics(Part):
             )
         else:
             folded = fold_open(pool, sent)
+        if folded.failed:
+            _log.warning("the secure sum starts again: %s", folded.failed)
+        for client, reason in folded.left_out.items():
+            _log.warning("client %s is left out of the secure sum: %s", client, reason)
         return folded.pool.put(dataclasses.replace(after, figures={**after.figures, **self._figures(folded)}))
 
     def _pool(self, state: ServerState) -> Pool:
@@ -162,18 +169,18 @@ class PooledStatistics(Part):
         )
 
 
-def new_totals(config_part: PooledStatistics, before: ServerState, after: ServerState) -> Totals | None:
+def new_totals(part: PooledStatistics, before: ServerState, after: ServerState) -> Totals | None:
     """Return the sum of all clients' statistics if it has changed in this round.
 
     Args:
-        config_part: The part that adds up.
+        part: The part that adds up.
         before: The state that clients were sent.
         after: The state after the part folded the replies.
     """
     old, new = Pool.of(before), Pool.of(after)
     if new is None or not len(new.pool_total) or (old is not None and old.pool_total.equal(new.pool_total)):
         return None
-    return config_part.packing.totals(new.pool_total.numpy(), len(after.present), int(new.pool_added))
+    return part.packing.totals(new.pool_total.numpy(), len(after.present), int(new.pool_added))
 
 
 @functools.lru_cache(maxsize=64)

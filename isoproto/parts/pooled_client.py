@@ -46,6 +46,10 @@ class Put(NamedTuple):
         """Return what a client has put in at first."""
         return cls(0, 0, torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
+    def as_done(self) -> Put:
+        """Return it without the vector, which nobody asks for again once a newer one is made."""
+        return self._replace(vector=self.vector[:0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -225,7 +229,7 @@ def _open(turn: Turn) -> _Said:
         return kept, {}
     if kept.pending.digest != own.digest:  # else the same message again, with the same noise
         mark = int.from_bytes(own.entropy(8), "little") >> 2 or 1
-        kept = dataclasses.replace(kept, done=turn.known, pending=own.put(turn.known, mark, own.entropy(32)))
+        kept = dataclasses.replace(kept, done=turn.known.as_done(), pending=own.put(turn.known, mark, own.entropy(32)))
     return kept, {"pool-vector": kept.pending.vector, "pool-mark": torch.tensor([kept.pending.mark])}
 
 
@@ -257,7 +261,7 @@ def _vector(turn: Turn) -> _Said:
         return kept, {}
     puts = {"done": kept.done, "pending": kept.pending}
     if kept.pending.mark != turn.start:
-        puts = {"done": known, "pending": turn.own.put(known, turn.start, secure.noise_seed(session))}
+        puts = {"done": known.as_done(), "pending": turn.own.put(known, turn.start, secure.noise_seed(session))}
     table = Table(*(turn.array(name) for name in ("secure-shared", "secure-rows", "secure-seals")))
     session, masked = secure.mask(session, table, puts["pending"].vector.numpy())
     return turn.with_session(session, **puts), {"secure-masked": torch.from_numpy(masked)}

@@ -188,6 +188,10 @@ def fold_open(pool: Pool, sent: Sequence[Sent]) -> Folded:
     return Folded(pool.counted(list(marks)).with_vectors(total, marks), {})
 
 
+class _GuiltyError(SecureSumError):
+    """Names clients whose shares do not give their secret back. No other client can have caused that."""
+
+
 @dataclass
 class _Round:
     """The replies of one round of a secure sum, and who is left out in it."""
@@ -236,18 +240,13 @@ def fold_secure(pool: Pool, sent: Sequence[Sent], *, num_classes: int, minimum: 
         found = _STEPS[pool.step](now)
         failed = ""
     except SecureSumError as err:
-        guilty = sorted({*blamed, *(_guilty(err) if pool.step == Step.REVEAL else ())})
+        guilty = sorted({*blamed, *(err.clients if isinstance(err, _GuiltyError) else ())})
         names = {id_of(each.client): each.client for each in sent}
         now.left_out.update({names.get(client, f"number {client}"): str(err) for client in guilty})
         found, failed = pool.without(guilty).begun(server_round), str(err)
     if found.step == Step.KEYS:
         found = found.begun(server_round)
     return Folded(found, now.left_out, failed)
-
-
-def _guilty(err: SecureSumError) -> tuple[int, ...]:
-    """Return the clients whose shares did not give their secret back."""
-    return err.clients if "do not give its secret back" in str(err) else ()
 
 
 def _blamed(now: _Round) -> set[int]:
@@ -307,7 +306,13 @@ def _reveals(now: _Round) -> Pool:
         return secure.read_answer(circle, pool.table, pool.asked, client, each.arrays["secure-answer"].numpy())
 
     answers = now.good(now.came("secure-answer"), check)
-    total = secure.total(circle, pool.table, pool.asked, pool.secure_masked.numpy(), answers)
+    circle.check_holders(
+        pool.table.ids, circle.among(np.array(sorted(answers), dtype=np.int64)), "revealed their shares"
+    )
+    try:
+        total = secure.total(circle, pool.table, pool.asked, pool.secure_masked.numpy(), answers)
+    except SecureSumError as err:
+        raise _GuiltyError(str(err), *err.clients) from err
     marks = dict.fromkeys(pool.secure_survivors.tolist(), pool.start)
     return pool.with_vectors(torch.from_numpy(total), marks).moved(Step.KEYS)
 

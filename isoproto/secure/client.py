@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.exceptions import InvalidTag
 
 from isoproto.errors import SecureSumError
 from isoproto.secure import secrets, shamir
@@ -199,6 +198,8 @@ def _row(state: ClientState, circle: Circle, holder: int, own: bytes, pair: byte
 
 def _opened(state: ClientState, circle: Circle, table: Table, owner: int, me: int) -> Octets:
     """Return the two shares that ``owner`` sent to this client, ``[66]``."""
+    from cryptography.exceptions import InvalidTag
+
     other = int(circle.ids[owner])
     column = int(np.searchsorted(circle.holders[owner], me))
     row = table.rows[int(np.searchsorted(table.ids, other)), column].tobytes()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-
 from isoproto.errors import SecureSumError
 from isoproto.secure.messages import MARK_BYTES, Circle, Table
 from isoproto.secure.stream import derive, digest
@@ -15,6 +12,8 @@ _ONCE = bytes(12)  # each key encrypts one message, so the number used once may 
 
 def public_key(private: bytes) -> bytes:
     """Return the public key of a private key on Curve25519, 32 bytes."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
@@ -24,6 +23,8 @@ def agree(private: bytes, public: bytes, client: int) -> bytes:
     Raises:
         SecureSumError: If the public key of ``client`` is one with which everybody would know the secret.
     """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as err:
@@ -57,12 +58,16 @@ def mark(circle: Circle, kind: int, owner: int, holder: int, share: bytes) -> by
 
 def encrypt(secret: bytes, circle: Circle, owner: int, holder: int, text: bytes) -> bytes:
     """Encrypt what ``owner`` has to say to ``holder``; ``secret`` is the one that they share."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
     key, label = _cipher(secret, circle, owner, holder)
     return ChaCha20Poly1305(key).encrypt(_ONCE, text, label)
 
 
 def decrypt(secret: bytes, circle: Circle, owner: int, holder: int, cipher: bytes) -> bytes:
     """Decrypt what ``owner`` wrote to ``holder``; the library's ``InvalidTag`` passes through."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
     key, label = _cipher(secret, circle, owner, holder)
     return ChaCha20Poly1305(key).decrypt(_ONCE, cipher, label)
 

@@ -1,4 +1,7 @@
-"""Random words from a key, and keys from secrets: AES-256 in counter mode, and HKDF with SHA-256 (RFC 5869)."""
+"""Random words from a key, and keys from secrets: AES-256 in counter mode, and HKDF with SHA-256 (RFC 5869).
+
+In this package, `cryptography` is imported inside functions, so that local training also runs without it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,6 @@ import hashlib
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Words = npt.NDArray[np.uint64]
 
@@ -23,6 +23,9 @@ def derive(secret: bytes, *labels: bytes | int) -> bytes:
         secret: The secret, with at least 32 bytes of chance.
         labels: What the key is for. Different labels give independent keys.
     """
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(SHA256(), length=32, salt=None, info=_join(labels)).derive(secret)
 
 
@@ -47,6 +50,8 @@ def add_stream(target: Words, key: bytes, sign: int = 1) -> None:
         key: 32 bytes.
         sign: 1 adds, -1 subtracts.
     """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(8 * _CHUNK + 15)  # the library asks for 15 bytes to spare
     words = np.frombuffer(buffer, dtype="<u8", count=_CHUNK)

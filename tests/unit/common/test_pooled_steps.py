@@ -11,6 +11,7 @@ from isoproto.parts.pooled_client import Memory, Own, answer
 from isoproto.parts.pooled_fields import Step, id_of
 from isoproto.parts.pooled_server import Pool, fold_secure
 from isoproto.privacy.statistics import packed_length
+from isoproto.secure import client as secure_client
 
 LENGTH = packed_length(2, 1)
 
@@ -32,7 +33,7 @@ class Clients:
     """Clients without Flower, and the server's pool."""
 
     def __init__(self, *names):
-        self.pool, self.memory, self.round = Pool.empty().begun(1), dict.fromkeys(names, {}), 1
+        self.pool, self.memory, self.round = Pool.empty().begun(1), {name: {} for name in names}, 1
 
     def turn(self, owns, edit=lambda client, arrays: arrays):
         """Let the clients answer, and the server fold; ``edit`` changes what a client sends."""
@@ -146,6 +147,37 @@ def test_one_who_blames_and_the_blamed_are_left_out():
     clients.sum(owns)
     assert clients.pool.pool_total.tolist() == [2] * LENGTH
     assert set(clients.pool.pool_members.tolist()) == {id_of("c"), id_of("d")}
+
+
+def test_one_whose_shares_do_not_give_its_secret_back_is_left_out(monkeypatch):
+    """Its shares have fitting marks, so only the server's last step shows it. The others' next sum is without it."""
+    deal = secure_client._deal
+
+    def lying(state, circle, me):
+        dealt = deal(state, circle, me)
+        return dealt._replace(seal=dealt.seal ^ 1) if state.client == id_of("a") else dealt
+
+    monkeypatch.setattr(secure_client, "_deal", lying)
+    clients = Clients("a", "b", "c")
+    owns = [own(name) for name in "abc"]
+    folded = clients.sum(owns)
+    assert "do not give its secret back" in folded.failed
+    assert set(folded.left_out) == {"a"}
+    clients.sum(owns)
+    assert set(clients.pool.pool_members.tolist()) == {id_of("b"), id_of("c")}
+    assert clients.pool.releases == 2  # the masks of the failed sum may have come off for somebody
+
+
+def test_a_sum_with_too_few_answers_fails_and_accuses_nobody():
+    clients = Clients("a", "b", "c")
+    owns = [own(name) for name in "abc"]
+    for _ in range(3):
+        clients.turn(owns)
+    folded = clients.turn(owns[:1])
+    assert "revealed their shares" in folded.failed
+    assert not folded.left_out
+    clients.sum(owns)
+    assert clients.pool.pool_total.tolist() == [3] * LENGTH
 
 
 def test_a_stranger_cannot_blame():
