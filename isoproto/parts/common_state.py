@@ -282,6 +282,8 @@ class CommonState:
 
     def _published(self, rules: FrameRules, *kinds: str) -> Tensor:
         """Return the classes that enough clients sent, ``[C]``, bool."""
+        if self.pooled is not None:  # a sum is only made of so many clients
+            return self.pooled.counts > 0
         senders: dict[str, Tensor] = {}
         for (kind, client), block in self.blocks.items():
             if kind in kinds:
