@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,18 @@ _DEVIATIONS = 3.0
 MOST = 2**63 // MOST_CLIENTS
 
 
+class Pooled(NamedTuple):
+    """What the server reads from the sum.
+
+    Attributes:
+        totals: Statistics of all clients in it.
+        published: Classes whose rows clients are sent, ``[C]``, bool.
+    """
+
+    totals: Totals
+    published: Tensor
+
+
 @dataclass(frozen=True)
 class Packing:
     """How statistics become a vector, and how much noise it gets.
@@ -40,7 +53,8 @@ class Packing:
     Attributes:
         clip: Largest length of a sample in the frame, c.
         noise_multiplier: Deviation of the noise over the sensitivity, z; 0 for no noise.
-        contributors: Fewest clients that share the noise of a sum out among them; 1 if each adds all of it.
+        contributors: Fewest clients of a sum. They share its noise out among them, and as many must hold a class whose
+            row is published; 1 if each client adds all of the noise.
     """
 
     clip: float
@@ -61,7 +75,8 @@ class Packing:
             num_classes: Number of classes C.
 
         Returns:
-            Vector ``[L]``, int64, with :math:`L = C + CD + D(D + 1)/2`.
+            Vector ``[L]``, int64, with :math:`L = 2C + CD + D(D + 1)/2`: for each class 1 if the client holds it, and
+            then counts, sums and moment. With noise the first C numbers are 0.
 
         Raises:
             ValueError: If the sums are too large for whole numbers, or are not finite.
@@ -70,14 +85,16 @@ class Packing:
             >>> phi, labels = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]]), torch.tensor([0, 0])
             >>> vector = Packing(clip=2.0).packed(phi, labels, num_classes=1)
             >>> [float(x) for x in decode(vector)]
-            [4.0, 1.0, 2.0, 0.5, 0.0, 2.0]
+            [1.0, 4.0, 1.0, 2.0, 0.5, 0.0, 2.0]
         """
         phi = self._clipped(phi.double())
         counts = torch.bincount(labels, minlength=num_classes).double()
         sums = phi.new_zeros(num_classes, phi.shape[2]).index_add_(0, labels, phi.mean(1))
         moment = moments(phi, torch.zeros_like(labels), 1)[0]
         vector = pack(Moments(counts.numpy(), sums.numpy(), moment.numpy()), self.weights)
-        return encode(vector, clients=2 * MOST_CLIENTS, what="the statistics of this client")
+        holds = (counts > 0).double().numpy() * (self.noise_multiplier == 0)  # one sample could change it by 1
+        both = np.concatenate([holds, vector])
+        return encode(both, clients=2 * MOST_CLIENTS, what="the statistics of this client")
 
     def noise(self, length: int, seed: bytes) -> Whole:
         """Return the noise that a client adds, ``[length]``, int64.
@@ -99,10 +116,11 @@ class Packing:
         moved = with_rounding(self.weights.sensitivity(self.clip), length, FRACTION_BITS)
         return self.noise_multiplier * moved * math.sqrt(vectors / self.contributors)
 
-    def totals(self, vector: Whole, num_classes: int, vectors: int) -> Totals:
+    def pooled(self, vector: Whole, num_classes: int, vectors: int) -> Pooled:
         """Read the sum of clients' vectors.
 
-        With noise, a class counts as held if its count is above three deviations of the noise. What noise made
+        Without noise, classes are published that at least ``contributors`` clients hold. With noise they are those
+        whose count is above three deviations of the noise, and the others count as held by nobody. What noise made
         negative in the scatter becomes zero.
 
         Args:
@@ -113,23 +131,37 @@ class Packing:
         Example:
             >>> packing = Packing(clip=2.0)
             >>> phi, labels = torch.tensor([[[1.0]], [[2.0]]]), torch.tensor([1, 1])
-            >>> found = packing.totals(2 * packing.packed(phi, labels, num_classes=2), num_classes=2, vectors=0)
-            >>> found.counts.tolist(), found.sums.tolist(), found.scatter.tolist()
+            >>> found = packing.pooled(2 * packing.packed(phi, labels, num_classes=2), num_classes=2, vectors=0)
+            >>> found.totals.counts.tolist(), found.totals.sums.tolist(), found.totals.scatter.tolist()
             ([0.0, 4.0], [[0.0], [6.0]], [[1.0]])
+            >>> found.published.tolist()
+            [False, True]
         """
         width = width_of(len(vector), num_classes)
-        found = unpack(decode(vector), num_classes, width, self.weights)
+        holders, packed = np.split(decode(vector), [num_classes])
+        found = unpack(packed, num_classes, width, self.weights)
         least = max(0.5, _DEVIATIONS * self.deviation(len(vector), vectors) / self.weights.counts)
         held = found.counts > least
         counts, sums = np.where(held, found.counts, 0.0), np.where(held[:, None], found.sums, 0.0)
         rows = sums / np.sqrt(np.maximum(counts, 1.0))[:, None]
         scatter = positive_part(found.moment - rows.T @ rows)
-        return Totals(torch.from_numpy(counts), torch.from_numpy(sums), torch.from_numpy(scatter))
+        totals = Totals(*(torch.from_numpy(numbers) for numbers in (counts, sums, scatter)))
+        return Pooled(totals, torch.from_numpy(held if self.noise_multiplier else holders >= self.contributors))
 
     def _clipped(self, phi: Tensor) -> Tensor:
         """Shorten samples that float32 left a little longer than ``clip``, so that the sensitivity holds."""
         factor = self.clip / phi.norm(dim=2, keepdim=True).clamp(min=self.clip)
         return phi.mul(factor)
+
+
+def vector_length(num_classes: int, width: int) -> int:
+    """Return the length of a vector, L.
+
+    Example:
+        >>> vector_length(num_classes=10, width=1536)
+        1195796
+    """
+    return num_classes + packed_length(num_classes, width)
 
 
 def width_of(length: int, num_classes: int) -> int:
@@ -139,12 +171,12 @@ def width_of(length: int, num_classes: int) -> int:
         ValueError: If statistics of no width have this length.
 
     Example:
-        >>> width_of(535050, num_classes=10)
-        1024
+        >>> width_of(1195796, num_classes=10)
+        1536
     """
-    # L = C + C D + D (D + 1) / 2, solved for D.
-    both = 2 * num_classes + 1
-    width = (math.isqrt(both * both + 8 * (length - num_classes)) - both) // 2 if length > num_classes else 0
-    if width < 1 or packed_length(num_classes, width) != length:
+    # L = 2 C + C D + D (D + 1) / 2, solved for D.
+    both, rest = 2 * num_classes + 1, length - 2 * num_classes
+    width = (math.isqrt(both * both + 8 * rest) - both) // 2 if rest > 0 else 0
+    if width < 1 or vector_length(num_classes, width) != length:
         raise ValueError(f"no statistics of {num_classes} classes have {length} numbers")
     return width

@@ -20,7 +20,7 @@ from isoproto.common.statistics import Block
 from isoproto.parts.base import Arrays, Field, Measured, Part, Sent
 from isoproto.parts.common_faults import Bounds, fault
 from isoproto.parts.common_state import BLOCKS, CommonState, FrameRules, Measurements
-from isoproto.parts.pooled import PooledStatistics, new_totals
+from isoproto.parts.pooled import PooledStatistics, new_sum
 from isoproto.parts.state import ServerState
 from isoproto.parts.view import View
 
@@ -152,7 +152,7 @@ class CommonClassifier(Part):
         """Take in new statistics, held-out losses and gradients, and make the next classifier."""
         kept = CommonState.of(after.memory) or CommonState.empty(len(after.present))
         new = {(BLOCKS[int(s.arrays["common-block"][1])], s.client): _block(s.arrays) for s in sent if _has_block(s)}
-        pooled = new_totals(self.pool, before, after) if self.pool else None
+        pooled = new_sum(self.pool, before, after) if self.pool else None
         kept = kept.next(self.rules, new, [Measurements.of(s.client, s.arrays) for s in sent], pooled)
         others = {name: tensor for name, tensor in after.memory.items() if not name.startswith("common.")}
         return dataclasses.replace(after, memory={**others, **kept.to_memory()})

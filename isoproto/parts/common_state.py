@@ -13,6 +13,7 @@ from torch import Tensor
 from isoproto.common.classifier import solve
 from isoproto.common.gradients import preconditioner, stepped
 from isoproto.common.own import TEMPERATURES
+from isoproto.common.pooled import Pooled
 from isoproto.common.statistics import Block, Totals, total
 from isoproto.parts.base import Arrays
 
@@ -123,7 +124,7 @@ class CommonState:
     steps: int = 0
     worse: int = 0
     mixtures: Tensor
-    pooled: Totals | None = None
+    pooled: Pooled | None = None
 
     @classmethod
     def empty(cls, num_classes: int) -> CommonState:
@@ -150,7 +151,8 @@ class CommonState:
             for name, tensor in {**block._asdict(), "floor": floor, "digest": digest}.items():
                 tensors[f"common.{kind}.{name}.{client}"] = tensor
         if self.pooled is not None:
-            tensors |= {f"common.pooled.{name}": tensor for name, tensor in self.pooled._asdict().items()}
+            named = {**self.pooled.totals._asdict(), "published": self.pooled.published}
+            tensors |= {f"common.pooled.{name}": tensor for name, tensor in named.items()}
         return tensors
 
     @classmethod
@@ -169,7 +171,8 @@ class CommonState:
                 digests[kind, client] = int(memory[prefix + client])
         values: dict[str, Any] = {**numbers, **{name: memory[f"common.{name}"] for name in _TENSORS}}
         if "common.pooled.counts" in memory:
-            values["pooled"] = Totals(*(memory[f"common.pooled.{name}"] for name in Totals._fields))
+            totals = Totals(*(memory[f"common.pooled.{name}"] for name in Totals._fields))
+            values["pooled"] = Pooled(totals, memory["common.pooled.published"])
         return cls(blocks=blocks, digests=digests, **values)
 
     # What clients are sent
@@ -209,7 +212,7 @@ class CommonState:
         rules: FrameRules,
         new: Mapping[tuple[str, str], tuple[int, Block]],
         measured: Sequence[Measurements],
-        pooled: Totals | None = None,
+        pooled: Pooled | None = None,
     ) -> CommonState:
         """Return the state after a round.
 
@@ -282,8 +285,8 @@ class CommonState:
 
     def _published(self, rules: FrameRules, *kinds: str) -> Tensor:
         """Return the classes that enough clients sent, ``[C]``, bool."""
-        if self.pooled is not None:  # a sum is only made of so many clients
-            return self.pooled.counts > 0
+        if self.pooled is not None:
+            return self.pooled.published
         senders: dict[str, Tensor] = {}
         for (kind, client), block in self.blocks.items():
             if kind in kinds:
@@ -292,7 +295,7 @@ class CommonState:
 
     def _total(self, *kinds: str) -> Totals | None:
         if self.pooled is not None:
-            return self.pooled
+            return self.pooled.totals
         blocks = [block for (kind, _), block in self.blocks.items() if kind in kinds]
         return total(blocks, len(self.present), blocks[0].sums.shape[1]) if blocks else None
 
@@ -314,7 +317,7 @@ class CommonState:
     def _samples(self) -> float:
         """Number of training samples in the statistics."""
         if self.pooled is not None:
-            return float(self.pooled.counts.sum())
+            return float(self.pooled.totals.counts.sum())
         return sum(float(b.counts.sum()) for (kind, _), b in self.blocks.items() if kind == "fit")
 
     def _mixing(self, measured: Sequence[Measurements]) -> CommonState:

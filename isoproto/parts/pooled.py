@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from isoproto.common.pooled import MOST, Packing
+from isoproto.common.pooled import MOST, Packing, Pooled
 from isoproto.common.samples import FrameSamples
-from isoproto.common.statistics import Totals
 from isoproto.parts.base import Answer, Arrays, Field, Part, Sent
 from isoproto.parts.pooled_client import Own, answer
 from isoproto.parts.pooled_fields import DOWN, OPEN_UP, SECURE_UP
@@ -169,7 +168,7 @@ class PooledStatistics(Part):
         )
 
 
-def new_totals(part: PooledStatistics, before: ServerState, after: ServerState) -> Totals | None:
+def new_sum(part: PooledStatistics, before: ServerState, after: ServerState) -> Pooled | None:
     """Return the sum of all clients' statistics if it has changed in this round.
 
     Args:
@@ -180,7 +179,7 @@ def new_totals(part: PooledStatistics, before: ServerState, after: ServerState) 
     old, new = Pool.of(before), Pool.of(after)
     if new is None or not len(new.pool_total) or (old is not None and old.pool_total.equal(new.pool_total)):
         return None
-    return part.packing.totals(new.pool_total.numpy(), len(after.present), int(new.pool_added))
+    return part.packing.pooled(new.pool_total.numpy(), len(after.present), int(new.pool_added))
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from isoproto.common.pooled import Packing, Whole
+from isoproto.common.pooled import Packing, Whole, vector_length
 from isoproto.errors import SecureSumError, WireError
 from isoproto.parts.base import Answer, Arrays
 from isoproto.parts.pooled_fields import Step, id_of, terms_of
-from isoproto.privacy.statistics import packed_length
 from isoproto.secure import client as secure
 from isoproto.secure.client_state import ClientState
 from isoproto.secure.messages import Reveal, Roster, Table
@@ -131,7 +130,7 @@ class Own:
     @property
     def length(self) -> int:
         """Numbers in the vector, L."""
-        return packed_length(self.num_classes, self.width)
+        return vector_length(self.num_classes, self.width)
 
     def put(self, done: Put, mark: int, seed: bytes) -> Put:
         """Return what to put in now: the difference from before, with noise."""

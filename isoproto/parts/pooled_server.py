@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoproto.common.pooled import Whole
+from isoproto.common.pooled import Whole, vector_length
 from isoproto.errors import SecureSumError
 from isoproto.parts.base import Arrays, PartState, Sent
 from isoproto.parts.pooled_fields import Step, id_of, terms_of
-from isoproto.privacy.statistics import packed_length
 from isoproto.secure import server as secure
 from isoproto.secure.messages import Circle, Reveal, Roster, Shares, Table
 
@@ -111,7 +110,7 @@ class Pool(PartState):
 
     def length(self, num_classes: int) -> int:
         """Return the length of the vectors, L."""
-        return packed_length(num_classes, int(self.pool_width))
+        return vector_length(num_classes, int(self.pool_width))
 
     def counted(self, clients: Sequence[int]) -> Pool:
         """Return the pool after some clients sent a vector."""

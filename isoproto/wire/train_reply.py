@@ -10,11 +10,11 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from isoproto.common.pooled import vector_length
 from isoproto.errors import MoreSamples, WireError
 from isoproto.geometry.prototypes import ClassRows
 from isoproto.parts import PARTS
 from isoproto.parts.base import Arrays, Field
-from isoproto.privacy.statistics import packed_length
 from isoproto.wire.broadcast import Broadcast, Expected, check_reply_config, reply_config
 from isoproto.wire.codec import (
     ARRAYS,
@@ -127,7 +127,7 @@ def read_train_reply(content: RecordDict, expected: Expected) -> TrainReply:
         "d": expected.feature_dim,
         "D": expected.frame_dim,
         "E": expected.frame_dim + 1,
-        "L": packed_length(expected.num_classes, expected.frame_dim),
+        "L": vector_length(expected.num_classes, expected.frame_dim),
     }
     ids, means, counts = (read_field(arrays, declared, form, sizes) for declared in _MEANS)
     ids = ids.long()

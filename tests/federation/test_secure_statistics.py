@@ -31,7 +31,7 @@ FRAME = {
     "rounds": 5,
 }
 SECURE = {**FRAME, "common.secure": True, "min-contributors": 2}
-LENGTH = 4 + 4 * 16 + 16 * 17 // 2
+LENGTH = 4 + 4 + 4 * 16 + 16 * 17 // 2
 
 
 def state_of(run):
@@ -101,7 +101,7 @@ def test_the_classifier_is_that_of_a_run_without_it(whole, tmp_path, pictures):
 def test_held_out_samples_choose_and_are_not_in_the_sum(whole):
     _, _, run = whole
     samples = [line["samples"] for line in run.of("client", round=5)]
-    assert round(float(kept(run).pooled.counts.sum()), 6) == sum(samples)
+    assert round(float(kept(run).pooled.totals.counts.sum()), 6) == sum(samples)
     assert kept(run).chosen_of > 0
     assert len(kept(run).mixtures)
 
@@ -264,7 +264,7 @@ def test_data_that_grew_go_in_as_a_difference(federation, tmp_path):
     assert [later[id_of(str(c))] == 1 for c in range(4)] == [True, False, False, True]
     samples = [line["samples"] for line in run.of("client", round=11)]
     assert samples[1] > 1.5 * samples[0]
-    counts = Packing(4.0).totals(pool.pool_total.numpy(), 4, 0).counts
+    counts = Packing(4.0).pooled(pool.pool_total.numpy(), 4, 0).totals.counts
     assert round(float(counts.sum()), 6) == sum(samples)
 
 

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from isoproto.common.pooled import Packing
+from isoproto.common.pooled import Packing, vector_length
 from isoproto.errors import WireError
 from isoproto.parts.base import Sent
 from isoproto.parts.pooled_client import Memory, Own, answer
 from isoproto.parts.pooled_fields import Step, id_of
 from isoproto.parts.pooled_server import Pool, fold_secure
-from isoproto.privacy.statistics import packed_length
 from isoproto.secure import client as secure_client
 
-LENGTH = packed_length(2, 1)
+LENGTH = vector_length(2, 1)
 
 
 def own(client, digest=1, values=1, multiplier=0.0):
