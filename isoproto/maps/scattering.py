@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoproto.errors import ConfigError
-from isoproto.maps.base import PROBES, made_up_pictures
+from isoproto.maps.base import fixed_pictures
 
 _CPU = torch.device("cpu")
 _ANGLES, _GRID = 8, 4
@@ -128,7 +128,7 @@ class Scattering:
 
     def probed(self) -> Tensor:
         """Return the features of eight fixed pictures, computed on the CPU, since other devices round differently."""
-        return Scattering(self.shape, _CPU)(made_up_pictures(self.shape, PROBES))
+        return Scattering(self.shape, _CPU)(fixed_pictures(self.shape))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the features ``[B, width]``, float32, on the CPU, of pictures ``[B, channels, H, W]``, uint8."""
@@ -142,7 +142,7 @@ class Scattering:
         return torch.cat(some).view(len(x), -1).cpu()
 
 
-def scattering(shape: tuple[int, ...], device: torch.device) -> Scattering:
+def scattering_map(shape: tuple[int, ...], device: torch.device) -> Scattering:
     """Return the map.
 
     Args:
@@ -153,7 +153,7 @@ def scattering(shape: tuple[int, ...], device: torch.device) -> Scattering:
         ConfigError: If the samples are texts.
 
     Example:
-        >>> scattering((1, 28, 28), torch.device("cpu")).width
+        >>> scattering_map((1, 28, 28), torch.device("cpu")).width
         1296
     """
     if not shape:

@@ -7,7 +7,9 @@ import torch
 
 from isoproto.errors import ConfigError
 from isoproto.maps import MAPS, create_map, fingerprint, made_up, made_up_pictures
+from isoproto.maps.base import fixed_pictures
 from isoproto.maps.scattering import Scattering
+from isoproto.seeding import torch_generator
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 8, 8), (1, 28, 28), (1, 32, 32), (3, 32, 32), (3, 64, 64)]
@@ -46,7 +48,7 @@ def test_last_bits_change_no_checksum(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_threads_and_batches_change_no_checksum(shape):
     found, threads = Scattering(shape, CPU), torch.get_num_threads()
-    pictures = made_up_pictures(shape, 8)
+    pictures = fixed_pictures(shape)
     one_by_one = torch.cat([found(picture[None]) for picture in pictures])
     try:
         torch.set_num_threads(2)
@@ -74,6 +76,24 @@ def test_checksums_are_twelve_hex_digits_and_differ_by_shape():
     found = {fingerprint(Scattering(shape, CPU)) for shape in SHAPES}
     assert len(found) == len(SHAPES)
     assert all(len(text) == 12 and int(text, 16) >= 0 for text in found)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 5, 11), (1, 1, 1)])
+def test_pictures_of_a_checksum_are_sums_of_squares_of_three_sizes(shape):
+    """Whole numbers from the generator, added up in a loop: nothing that a processor could round."""
+    channels, height, width = shape
+    generator = torch_generator(0, "fixed pictures")
+    wanted = [[[[0] * width for _ in range(height)] for _ in range(channels)] for _ in range(8)]
+    for side in (1, 3, 9):
+        size = (8, channels, -(-height // side), -(-width // side))
+        blocks = torch.randint(0, 86, size, generator=generator).tolist()
+        for picture, of_picture in zip(wanted, blocks, strict=True):
+            for channel, of_channel in zip(picture, of_picture, strict=True):
+                for row in range(height):
+                    for column in range(width):
+                        channel[row][column] += of_channel[row // side][column // side]
+    assert fixed_pictures(shape).tolist() == wanted
+    assert fixed_pictures(shape).dtype == torch.uint8
 
 
 def test_made_up_samples_are_always_the_same_and_vary_in_every_feature():

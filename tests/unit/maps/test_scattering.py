@@ -90,5 +90,5 @@ def test_equal_maps_are_equal():
 
 
 def test_texts_are_refused():
-    with pytest.raises(ConfigError, match="'scattering' is a map of pictures; the samples are texts. Use 'words'"):
+    with pytest.raises(ConfigError, match=r"'scattering' is a map of pictures; the samples are texts\. Use 'words'"):
         create_map("scattering", shape=(), words=("", "?", "a "), device=CPU)
