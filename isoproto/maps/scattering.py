@@ -29,7 +29,7 @@ _FLOOR = 0.01
 # Pictures are worked at one of these sizes.
 _SMALL, _LARGE = 32, 64
 # Pixels that are worked together: the filtered pictures of more do not fit into the cache of a core.
-_PIXELS = 24 * 32 * 32
+_PIXELS = 12 * 32 * 32
 _PER_CHANNEL = (1 + 2 * _ANGLES + _ANGLES * _ANGLES) * _GRID * _GRID
 
 
