@@ -14,7 +14,7 @@ from isoproto.maps.base import FeatureMap, fingerprint, made_up, made_up_picture
 from isoproto.maps.cache import computed, intact, sealed, unsealed
 from isoproto.maps.own import own_map
 from isoproto.maps.pretrained import efficientnet_lite0, minilm
-from isoproto.maps.scattering import Scattering
+from isoproto.maps.scattering import scattering_map
 from isoproto.maps.words import word_map
 from isoproto.registry import lookup
 
@@ -34,7 +34,7 @@ __all__ = [
 MakeMap = Callable[[tuple[int, ...], tuple[str, ...], torch.device, str], FeatureMap]
 
 MAPS: dict[str, MakeMap] = {
-    "scattering": lambda shape, words, device, own: Scattering(shape, device),
+    "scattering": lambda shape, words, device, own: scattering_map(shape, device),
     "words": lambda shape, words, device, own: word_map(shape, words, device),
     "efficientnet_lite0": lambda shape, words, device, own: efficientnet_lite0(shape, device),
     "minilm": lambda shape, words, device, own: minilm(shape, words, device),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from typing import Protocol
 
 import torch
@@ -13,6 +14,8 @@ from isoproto.seeding import torch_generator
 
 # Made-up samples that the scale of features is taken from, and those that a checksum is made of.
 _SAMPLES, PROBES = 400, 8
+# Sides in pixels of the squares that the pictures of a checksum are sums of, so that they have edges of all scales.
+_BLOCKS = (1, 3, 9)
 # Features are rounded to this part of their deviation for the checksum: machines differ by less, other maps by more.
 _COARSE, _SUMS = 0.05, 4
 
@@ -84,6 +87,29 @@ def made_up_pictures(shape: tuple[int, ...], count: int = _SAMPLES) -> Tensor:
     smooth /= smooth.std(dim=(2, 3), keepdim=True, correction=0 if one_pixel else 1) + 1e-6
     contrast, brightness = torch.rand(2, count, 1, 1, 1, generator=generator)
     pictures: Tensor = ((smooth * contrast / 2 + brightness).clamp(0, 1) * 255).round()
+    return pictures.to(torch.uint8)
+
+
+def fixed_pictures(shape: tuple[int, ...]) -> Tensor:
+    """Return the eight pictures ``[8, channels, H, W]``, uint8, that a checksum is made of.
+
+    They are sums of whole numbers, so they are the same on every processor. Smooth pictures are not: a pixel that is
+    rounded up on one processor and down on another changes the checksum of a map of small pictures.
+
+    Args:
+        shape: Channels, height and width.
+
+    Example:
+        >>> fixed_pictures((1, 8, 8)).shape, fixed_pictures((1, 8, 8))[0, 0, 0, :4].tolist()
+        (torch.Size([8, 1, 8, 8]), [203, 197, 228, 153])
+    """
+    channels, height, width = shape
+    generator = torch_generator(0, "fixed pictures")
+    pictures = torch.zeros(PROBES, channels, height, width, dtype=torch.int64)
+    for side in _BLOCKS:
+        size = (PROBES, channels, math.ceil(height / side), math.ceil(width / side))
+        blocks = torch.randint(0, 256 // len(_BLOCKS) + 1, size, generator=generator)
+        pictures += blocks.repeat_interleave(side, 2).repeat_interleave(side, 3)[:, :, :height, :width]
     return pictures.to(torch.uint8)
 
 

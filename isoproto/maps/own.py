@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from isoproto.errors import ConfigError
-from isoproto.maps.base import PROBES, made_up_pictures
+from isoproto.maps.base import PROBES, fixed_pictures
 from isoproto.maps.texts import PROBES as TEXTS
 from isoproto.maps.texts import written
 from isoproto.own_code import own_callable
@@ -51,7 +51,7 @@ class OwnMap:
 
     def probed(self) -> Tensor:
         """Return the features of eight fixed samples."""
-        return self(made_up_pictures(self.shape, PROBES)) if self.shape else self._features(list(TEXTS))
+        return self(fixed_pictures(self.shape)) if self.shape else self._features(list(TEXTS))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the features ``[B, W]``, float32, on the CPU, of pictures (uint8) or token ids.
@@ -95,7 +95,7 @@ def own_map(shape: tuple[int, ...], words: tuple[str, ...], device: torch.device
             "configuration, or choose another common.map"
         )
     function = own_callable(own, "map")
-    batch = made_up_pictures(shape, PROBES).to(device).float().div_(255) if shape else list(TEXTS)
+    batch = fixed_pictures(shape).to(device).float().div_(255) if shape else list(TEXTS)
     first = _called(own, function, batch)
     _same(own, first, _called(own, function, batch), "from call to call; it must not draw random numbers")
     half = PROBES // 2

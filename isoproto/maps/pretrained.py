@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isoproto.errors import ConfigError
-from isoproto.maps.base import PROBES, made_up_pictures
+from isoproto.maps.base import fixed_pictures
 from isoproto.maps.texts import PROBES as TEXTS
 from isoproto.maps.texts import written
 
@@ -53,7 +53,7 @@ class EfficientNetLite0:
 
     def probed(self) -> Tensor:
         """Return the features of eight fixed pictures, computed on the CPU, since other devices round differently."""
-        return EfficientNetLite0(self.shape, _CPU)(made_up_pictures(self.shape, PROBES))
+        return EfficientNetLite0(self.shape, _CPU)(fixed_pictures(self.shape))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the features ``[B, 1280]``, float32, on the CPU, of pictures ``[B, channels, H, W]``, uint8."""

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from isoproto.maps.base import PROBES, made_up_pictures
+from isoproto.errors import ConfigError
+from isoproto.maps.base import fixed_pictures
 
+_CPU = torch.device("cpu")
 _ANGLES, _GRID = 8, 4
 # Deviation in pixels of the first scale's Gaussian, and the wave's phase per pixel. The second is twice as wide.
 _SIGMA, _WAVE = 1.2, 0.55 * math.pi
@@ -27,7 +29,7 @@ _FLOOR = 0.01
 # Pictures are worked at one of these sizes.
 _SMALL, _LARGE = 32, 64
 # Pixels that are worked together: the filtered pictures of more do not fit into the cache of a core.
-_PIXELS = 24 * 32 * 32
+_PIXELS = 12 * 32 * 32
 _PER_CHANNEL = (1 + 2 * _ANGLES + _ANGLES * _ANGLES) * _GRID * _GRID
 
 
@@ -125,17 +127,38 @@ class Scattering:
         return self.shape[0] * _PER_CHANNEL
 
     def probed(self) -> Tensor:
-        """Return the features of a few made-up pictures."""
-        return self(made_up_pictures(self.shape, PROBES))
+        """Return the features of eight fixed pictures, computed on the CPU, since other devices round differently."""
+        return Scattering(self.shape, _CPU)(fixed_pictures(self.shape))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the features ``[B, width]``, float32, on the CPU."""
+        """Return the features ``[B, width]``, float32, on the CPU, of pictures ``[B, channels, H, W]``, uint8."""
+        if not len(x):
+            return torch.zeros(0, self.width)
         size = _SMALL if max(self.shape[1:]) < _LARGE else _LARGE
         # Averages over cells need only every second pixel of the coarse scale, and of the fine scale's edges.
         banks = [bank.to(self.device) for bank in (_Bank.of(size, 0), _Bank.of(size, 1, 2), _Bank.of(size // 2, 0))]
         at_once = max(1, _PIXELS // (self.shape[0] * size**2))
         some = [_scattered(part.flatten(0, 1), size, banks) for part in x.split(at_once)]
         return torch.cat(some).view(len(x), -1).cpu()
+
+
+def scattering_map(shape: tuple[int, ...], device: torch.device) -> Scattering:
+    """Return the map.
+
+    Args:
+        shape: Channels, height and width of the pictures.
+        device: Where it is computed.
+
+    Raises:
+        ConfigError: If the samples are texts.
+
+    Example:
+        >>> scattering_map((1, 28, 28), torch.device("cpu")).width
+        1296
+    """
+    if not shape:
+        raise ConfigError("common.map 'scattering' is a map of pictures; the samples are texts. Use 'words'")
+    return Scattering(shape, device)
 
 
 def _scattered(x: Tensor, size: int, banks: list[_Bank]) -> Tensor:

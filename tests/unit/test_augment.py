@@ -1,5 +1,7 @@
 """Augmentation of batches against the same thing done picture by picture."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -100,6 +102,43 @@ def test_autoaugment_is_torchvisions_picture_by_picture(channels):
                 picture = autoaugment._apply_op(picture, name, magnitude, InterpolationMode.NEAREST, None)
         wanted.append(picture)
     assert torch.equal(AUGMENTATIONS["autoaugment"](x, seeded(3)), torch.stack(wanted))
+
+
+def test_warp_is_a_turn_a_scale_and_a_shift_picture_by_picture():
+    """Each pixel is looked up in a loop: the source of an offset from the centre, between its four neighbours."""
+    x, side = pictures(4, 1, 9), 9
+    turns, across, down, sizes = (2 * torch.rand(4, 4, generator=seeded(5)) - 1).tolist()
+    changed = AUGMENTATIONS["warp"](x, seeded(5)).float()
+    for i in range(4):
+        angle, scale = math.radians(15 * turns[i]), 1 + 0.15 * sizes[i]
+        for row in range(side):
+            for column in range(side):
+                u, v = column - 4, row - 4  # from the centre, in pixels
+                source_u = (u * math.cos(angle) - v * math.sin(angle)) / scale + 0.1 * side * across[i] + 4
+                source_v = (u * math.sin(angle) + v * math.cos(angle)) / scale + 0.1 * side * down[i] + 4
+                source_u, source_v = min(max(source_u, 0), side - 1), min(max(source_v, 0), side - 1)
+                left, top = min(int(source_u), side - 2), min(int(source_v), side - 2)
+                part_u, part_v = source_u - left, source_v - top
+                near = x[i, 0, top : top + 2, left : left + 2].tolist()
+                upper, lower = ((1 - part_u) * one + part_u * other for one, other in near)
+                wanted = (1 - part_v) * upper + part_v * lower
+                assert abs(float(changed[i, 0, row, column]) - wanted) < 0.51
+
+
+def test_warp_keeps_constant_pictures_and_channels_together():
+    flat = torch.full((50, 3, 16, 16), 255, dtype=torch.uint8)
+    assert torch.equal(AUGMENTATIONS["warp"](flat, seeded()), flat)
+    grey = pictures(20, 1, 16).expand(-1, 3, -1, -1)
+    changed = AUGMENTATIONS["warp"](grey, seeded())
+    assert torch.equal(changed[:, :1].expand_as(changed), changed)
+
+
+def test_warp_flip_mirrors_about_half_of_the_warped_pictures():
+    x = pictures(400, side=16)
+    warped, changed = (AUGMENTATIONS[name](x, seeded(2)) for name in ("warp", "warp_flip"))
+    mirrored = (changed == warped.flip(3)).flatten(1).all(1)
+    assert ((changed == warped).flatten(1).all(1) ^ mirrored).all()
+    assert 150 < mirrored.sum() < 250  # five standard deviations
 
 
 def trained(augment, x):
