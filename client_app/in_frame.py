@@ -21,7 +21,7 @@ from isoproto.seeding import torch_generator
 from models import ModelSpec, TextSpec
 
 # A new number makes all cached classifiers outdated.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def frame_name(client: Client) -> tuple[str, int]:

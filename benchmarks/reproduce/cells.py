@@ -43,6 +43,7 @@ def run_cell(settings: dict[str, Any], clients: int, data_dir: str = "") -> dict
         "settings": settings,
         **{key: run.summary[key] for key in kept},
         "curve": [row["mean"] for row in accuracy_history(run.metrics).summaries()],
+        **({"privacy": run.summary["privacy"]} if "privacy" in run.summary else {}),
         "failed": len(run.summary["clients"]["failed"]),
         "largest_reply": max((line["bytes"]["up_rows"] for line in run.metrics if line["kind"] == "client"), default=0),
         "evaluations": _evaluations([line for line in run.metrics if line["kind"] == "evaluation"]),
@@ -81,7 +82,7 @@ def run_missing(
     table: str,
     cells: dict[str, dict[str, Any]],
     *,
-    clients: int,
+    clients: int | dict[str, int],
     command: str,
     workers: int = 2,
     data_dir: str = "",
@@ -93,7 +94,7 @@ def run_missing(
     Args:
         table: Name of the results file, without ``.json``.
         cells: Settings of each cell by its name.
-        clients: Number of simulated clients.
+        clients: Number of simulated clients: of all cells, or of each by its name.
         command: What makes these results, as the file tells its readers.
         workers: Cells that run at the same time.
         data_dir: Folder of data files.
@@ -103,7 +104,10 @@ def run_missing(
     # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        running = {pool.submit(run_cell, settings, clients, data_dir): name for name, settings in missing.items()}
+        running = {}
+        for name, settings in missing.items():
+            number = clients if isinstance(clients, int) else clients[name]
+            running[pool.submit(run_cell, settings, number, data_dir)] = name
         for number, future in enumerate(concurrent.futures.as_completed(running), 1):
             result = future.result()
             done = {**load(table), running[future]: result}

@@ -10,7 +10,6 @@ Cells are written to benchmarks/results/common.json as they end; a second call r
 
 import argparse
 import itertools
-from collections import defaultdict
 from typing import Any
 
 from cells import run_missing
@@ -24,33 +23,40 @@ Settings = dict[str, Any]
 WARPED: Settings = {"augment": "warp", "common.change": "warp"}
 NATURAL: Settings = {"augment": "warp_flip", "common.change": "warp_flip"}
 SMALL_TEXT: Settings = {"models": "fasttext,textcnn", "common.copies": 0}
-# Clients, and the settings of the data, by name. Networks train for so many rounds of one epoch.
+# Clients, and the settings of the data, by name. Networks train for so many rounds of one epoch, alone and beside.
 DATA: dict[str, tuple[int, Settings]] = {
-    "digits4, Dirichlet 0.1": (20, {"data": "digits4", "partition": "dirichlet", "rounds": 10, **WARPED}),
-    "digits4, by domain": (20, {"data": "digits4", "partition": "domain", "rounds": 10, **WARPED}),
-    "digits4, by domain, 80 clients": (80, {"data": "digits4", "partition": "domain", "rounds": 10, **WARPED}),
-    "Office-Caltech, by domain": (20, {"data": "office_caltech", "partition": "domain", "rounds": 10, **NATURAL}),
+    "digits4, Dirichlet 0.1": (20, {"data": "digits4", "partition": "dirichlet", "rounds": 30, **WARPED}),
+    "digits4, by domain": (20, {"data": "digits4", "partition": "domain", "rounds": 30, **WARPED}),
+    "digits4, by domain, 80 clients": (80, {"data": "digits4", "partition": "domain", "rounds": 30, **WARPED}),
+    "Office-Caltech, by domain": (20, {"data": "office_caltech", "partition": "domain", "rounds": 30, **NATURAL}),
     "AG News, 7,600 texts, Dirichlet 0.5": (
         20,
-        {"data": "ag_news", "partition": "dirichlet", "alpha": 0.5, "rounds": 10, **SMALL_TEXT},
+        {"data": "ag_news", "partition": "dirichlet", "alpha": 0.5, "rounds": 12, **SMALL_TEXT},
     ),
     "CIFAR-10, 10,000 pictures, Dirichlet 0.1": (
         20,
-        {"data": "cifar10", "partition": "dirichlet", "max-samples": 10000, "rounds": 12, **NATURAL},
+        {"data": "cifar10", "partition": "dirichlet", "max-samples": 10000, "rounds": 24, **NATURAL},
     ),
     "PACS, 4,000 pictures, by domain": (
         20,
-        {"data": "pacs", "partition": "domain", "max-samples": 4000, "rounds": 12, **NATURAL},
+        {"data": "pacs", "partition": "domain", "max-samples": 4000, "rounds": 24, **NATURAL},
     ),
     "reviews of 16 kinds, 8,000 texts, by domain": (
         16,
-        {"data": "amazon", "partition": "domain", "max-samples": 8000, "rounds": 10, **SMALL_TEXT},
+        {"data": "amazon", "partition": "domain", "max-samples": 8000, "rounds": 12, **SMALL_TEXT},
     ),
+    "Shakespeare, 20 roles": (20, {"data": "shakespeare", "partition": "user", "rounds": 12, **SMALL_TEXT}),
 }
 METHODS: dict[str, Settings] = {"isoproto": {"strategy": "isoproto"}, "local": {"strategy": "local"}}
+# What else clients' own networks can learn from others, on two partitions of some of the data.
+NETWORKS: dict[str, Settings] = {
+    "distilled": {"strategy": "isoproto", "common.distil": 1.0},
+    "isoproto_anchors": {"strategy": "isoproto_anchors"},
+}
+LEARNED = ("digits4, Dirichlet 0.1", "digits4, by domain", "Office-Caltech, by domain")
 
 # Further questions, on two partitions of digits4, without networks: what travels, and how far it goes.
-NO_NETWORK: Settings = {"strategy": "isoproto", "models": "none", "rounds": 13, "common.change": "warp"}
+NO_NETWORK: Settings = {"strategy": "isoproto", "models": "none", "rounds": 15, "common.change": "warp"}
 QUESTIONS: dict[str, Settings] = {
     "as it is": {},
     "8 directions": {"common.rank": 8},
@@ -59,10 +65,14 @@ QUESTIONS: dict[str, Settings] = {
     "whole scatter": {"common.rank": 0},
     "float16": {"wire.dtype": "float16"},
     "int8": {"wire.dtype": "int8"},
+    "int8, 16 directions": {"common.rank": 16, "wire.dtype": "int8"},
     "no random features": {"common.features": 0},
+    "256 random features": {"common.features": 256},
     "512 random features": {"common.features": 512},
     "2,048 random features": {"common.features": 2048},
+    "128 linear coordinates": {"common.dim": 128},
     "256 linear coordinates": {"common.dim": 256},
+    "1,024 linear coordinates": {"common.dim": 1024},
     "no copies": {"common.copies": 0},
     "no gradients": {"common.rounds": 0},
     "steps of 0.3": {"common.step": 0.3},
@@ -73,22 +83,44 @@ ASKED: dict[str, Settings] = {
     "digits4, by domain": {"data": "digits4", "partition": "domain"},
 }
 
+# Noise in the statistics: the sum of all clients under the secure sum, or each client's own.
+NOISY: Settings = {
+    **NO_NETWORK,
+    "data": "digits4",
+    "partition": "dirichlet",
+    "alpha": 1.0,
+    "rounds": 6,
+    "min-class-samples": 1,
+    **{f"common.{key}": value for key, value in {"dim": 128, "features": 0, "clip": 0.7, "copies": 0}.items()},
+    **{f"common.{key}": value for key, value in {"rounds": 0, "holdout": 0.0, "shrink": 0.3}.items()},
+    "common.temperature": 0.5,
+    "common.delta": 1e-5,
+}
+NOISES = (0.0, 0.3, 0.5, 1.0, 2.0, 4.0)
+SUMS: dict[str, tuple[int, Settings]] = {
+    "digits4, Dirichlet 1.0, 20 clients | secure sum": (20, {"common.secure": True, "min-contributors": 3}),
+    "digits4, Dirichlet 1.0, 200 clients | secure sum": (200, {"common.secure": True, "min-contributors": 3}),
+    "digits4, Dirichlet 1.0, 20 clients | each its own": (20, {}),
+}
+
 # Other sources: frozen networks as map, all of CIFAR-10 at FedSAF's partition, averaged weights of one architecture.
 FROZEN: Settings = {**NO_NETWORK, "common.map": "efficientnet_lite0", "common.copies": 0}
+ALL: Settings = {"data": "cifar10", "partition": "dirichlet", "common.copies": 1, "common.change": "flip"}
 OTHERS: dict[str, tuple[int, Settings]] = {
-    "CIFAR-10, all pictures, Dirichlet 0.1 | isoproto, no networks": (
-        20,
-        {**NO_NETWORK, "data": "cifar10", "partition": "dirichlet", "common.copies": 1, "common.change": "flip"},
-    ),
+    "CIFAR-10, all pictures, Dirichlet 0.1 | isoproto, no networks": (20, {**NO_NETWORK, **ALL}),
     "Office-Caltech, by domain | EfficientNet-Lite0": (20, {**FROZEN, "data": "office_caltech", "partition": "domain"}),
     "PACS, 4,000 pictures, by domain | EfficientNet-Lite0": (
         20,
         {**FROZEN, "data": "pacs", "partition": "domain", "max-samples": 4000},
     ),
+    "AG News, 7,600 texts, Dirichlet 0.5 | MiniLM": (
+        20,
+        {**FROZEN, "common.map": "minilm", "data": "ag_news", "partition": "dirichlet", "alpha": 0.5},
+    ),
     **{
         f"{data} | {strategy}, one architecture": (
             20,
-            {**asked, "strategy": strategy, "share": "model", "models": "cnn", "rounds": 40, "augment": "warp"},
+            {**asked, "strategy": strategy, "share": "model", "models": "cnn", "rounds": 60, "augment": "warp"},
         )
         for data, asked in ASKED.items()
         for strategy in ("fedavg", "fedhpro")
@@ -98,23 +130,52 @@ OTHERS: dict[str, tuple[int, Settings]] = {
 
 def cells() -> dict[str, tuple[int, Settings]]:
     """Return number of clients and settings of every cell by its name, the most important first."""
-    found: dict[str, tuple[int, Settings]] = {}
-    for seed, (data, (clients, of_data)), (method, of_method) in itertools.product(
-        SEEDS, DATA.items(), METHODS.items()
-    ):
-        settings = {**of_data, **of_method}
-        if method == "local":
-            settings = {key: value for key, value in settings.items() if not key.startswith("common.")}
-        found[f"{data} | {method} | seed {seed}"] = (clients, settings)
-    for seed, (data, asked), (name, changed) in itertools.product((0, 1, 2), ASKED.items(), QUESTIONS.items()):
-        found[f"{data} | question: {name} | seed {seed}"] = (20, {**NO_NETWORK, **asked, **changed})
-    found |= {f"{name} | seed 0": cell for name, cell in OTHERS.items()}
-    return {name: (clients, _seeded(name, settings)) for name, (clients, settings) in found.items()}
+    found: dict[str, tuple[int, Settings]] = _main((0, 1))
+    found |= {
+        f"{name} | seed {seed}": cell for seed in (0, 1, 2) for name, cell in OTHERS.items() if _asked(name, seed)
+    }
+    found |= _main((2,))
+    found |= {
+        f"{data} | question: {name} | seed {seed}": (20, {**NO_NETWORK, **asked, **changed})
+        for seed, (data, asked), (name, changed) in itertools.product((0, 1), ASKED.items(), QUESTIONS.items())
+    }
+    found |= {
+        f"{name}, noise {noise} | seed {seed}": (clients, {**NOISY, **of_sum, "common.noise": noise})
+        for seed, (name, (clients, of_sum)), noise in itertools.product((0, 1), SUMS.items(), NOISES)
+        if noise or of_sum
+    }
+    found |= {
+        f"{data} | {name} | seed {seed}": (DATA[data][0], {**DATA[data][1], **changed})
+        for seed, data, (name, changed) in itertools.product((0, 1), LEARNED, NETWORKS.items())
+    }
+    found |= _main((3, 4))
+    return {name: (clients, _seeded(name, _fitting(settings))) for name, (clients, settings) in found.items()}
+
+
+def _asked(name: str, seed: int) -> bool:
+    """Return whether a cell of other sources is run with a seed: frozen networks with three, the rest with one."""
+    return not seed or "EfficientNet" in name or "MiniLM" in name
+
+
+def _main(seeds: tuple[int, ...]) -> dict[str, tuple[int, Settings]]:
+    """Return the cells of the main table."""
+    return {
+        f"{data} | {method} | seed {seed}": (clients, {**of_data, **of_method})
+        for seed, (data, (clients, of_data)), (method, of_method) in itertools.product(
+            seeds, DATA.items(), METHODS.items()
+        )
+    }
+
+
+def _fitting(settings: Settings) -> Settings:
+    """Return the settings without those of the common frame, if the strategy has none."""
+    framed = settings["strategy"] == "isoproto"
+    return {key: value for key, value in settings.items() if framed or not key.startswith("common.")}
 
 
 def _seeded(name: str, settings: Settings) -> Settings:
     seed = int(name.rpartition(" ")[2])
-    return {**settings, "seed": seed, "partition-seed": seed, "evaluate-every": 1}
+    return {**settings, "seed": seed, "partition-seed": seed, "evaluate-every": 3}
 
 
 def main() -> None:
@@ -130,18 +191,14 @@ def main() -> None:
         chosen = {
             name: cell for name, cell in cells().items() if arguments.only in name and cell[1]["seed"] < arguments.seeds
         }
-        groups: dict[int, dict[str, Settings]] = defaultdict(dict)
-        for name, (clients, settings) in chosen.items():
-            groups[clients][name] = settings
-        for clients, group in groups.items():
-            run_missing(
-                RESULTS,
-                group,
-                clients=clients,
-                command=COMMAND,
-                workers=arguments.jobs,
-                data_dir=arguments.data_dir,
-            )
+        run_missing(
+            RESULTS,
+            {name: settings for name, (_, settings) in chosen.items()},
+            clients={name: clients for name, (clients, _) in chosen.items()},
+            command=COMMAND,
+            workers=arguments.jobs,
+            data_dir=arguments.data_dir,
+        )
     write_page()
 
 

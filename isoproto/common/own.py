@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,9 @@ from isoproto.common.classifier import Classifier, log_prior, log_probabilities,
 from isoproto.common.statistics import Totals, moments
 
 SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 0.6)
-TEMPERATURES = (0.5, 1.0)
+"""Shrinkages to choose from."""
+TEMPERATURES = (0.25, 0.35, 0.5, 0.7, 1.0)
+"""Factors of the logits to choose from."""
 # What is used if there are too few samples to choose.
 _DEFAULT = (0.3, 0.5)
 _FOLDS = 5
@@ -99,10 +100,8 @@ def held_out_losses(
         temperatures: T factors of the logits.
         prior: Logarithm of the client's class frequencies, ``[C]``.
     """
-    losses = [
-        loss_of(log_probabilities(classifier.logits(phi.double()), temperature, prior), labels)
-        for classifier, temperature in itertools.product(classifiers, temperatures)
-    ]
+    logits = [classifier.logits(phi.double()) for classifier in classifiers]
+    losses = [loss_of(log_probabilities(of_one, t, prior), labels) for of_one in logits for t in temperatures]
     return torch.stack(losses).view(len(classifiers), len(temperatures))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isoproto.common.classifier import solve
 from isoproto.common.gradients import preconditioner, stepped
-from isoproto.common.own import TEMPERATURES
+from isoproto.common.own import SHRINKAGES, TEMPERATURES
 from isoproto.common.pooled import Pooled
 from isoproto.common.statistics import Block, Totals, total
 from isoproto.parts.base import Arrays
@@ -20,7 +20,6 @@ from isoproto.parts.base import Arrays
 BLOCKS = ("fit", "held")
 """Kinds of statistics: of a client's training samples, and of those that it holds out."""
 
-CANDIDATES = (0.01, 0.03, 0.1, 0.3)
 # What is used until held-out losses have chosen.
 _FIRST = (0.1, 0.5)
 # The choice is made anew when the samples have grown by this factor.
@@ -47,7 +46,7 @@ class FrameRules:
     @property
     def candidates(self) -> tuple[float, ...]:
         """Shrinkages to choose from."""
-        return (self.shrink,) if self.shrink else CANDIDATES
+        return (self.shrink,) if self.shrink else SHRINKAGES
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -63,7 +63,7 @@ def arrays(length=1.0, rank=3):
         "common-sums": block.sums,
         "common-factor": block.factor,
         "common-floor": torch.tensor([block.floor]),
-        "common-losses": torch.full((4, 2), 2.5),
+        "common-losses": torch.full((5, 5), 2.5),
         "common-mixed": torch.ones(len(WEIGHTS), dtype=torch.int64),
         "common-held": torch.tensor([HELD]),
         "common-gradient": class_gradients(phi, LABELS, classifier, 1.0, log_prior(torch.tensor(DECLARED))),
@@ -144,9 +144,9 @@ def test_what_an_honest_client_sends_arrives(dtype, length, rank):
         ({"common-held": [5]}, "array 'common-held': 5 samples held out, the client declared 35 in all"),
         ({"common-mixed": [4] * len(WEIGHTS)}, "array 'common-mixed': 4 to 4 errors of 3 samples"),
         ({"common-mixed": [-1] * len(WEIGHTS)}, "array 'common-mixed': -1 to -1 errors of 3 samples"),
-        ({"common-losses": torch.full((4, 2), -0.1)}, "'common-losses': -0.1 to -0.1, that of 3 samples is from 0"),
-        ({"common-losses": torch.full((4, 2), MOST_LOSS * 4)}, "array 'common-losses': 8 to 8, that of 3 samples"),
-        ({"common-losses": torch.ones(4, 3)}, "array 'common-losses': expected 2 temperatures, got 3"),
+        ({"common-losses": torch.full((5, 5), -0.1)}, "'common-losses': -0.1 to -0.1, that of 3 samples is from 0"),
+        ({"common-losses": torch.full((5, 5), MOST_LOSS * 4)}, "array 'common-losses': 8 to 8, that of 3 samples"),
+        ({"common-losses": torch.ones(5, 3)}, "array 'common-losses': expected 5 temperatures, got 3"),
         ({"common-gradient": torch.full((C, D + 1), 99.0)}, "array 'common-gradient': norm 485, that of 35 samples is"),
     ],
 )  # fmt: skip
@@ -242,7 +242,7 @@ def test_held_out_samples_that_come_before_all_others_wait_for_them():
 
 def test_losses_of_another_number_of_classifiers_are_not_counted():
     state = fold(ServerState.start(C, 3), block_of(0))
-    odd = {"common-losses": torch.zeros(9, 2), "common-held": torch.tensor([1]), "common-mixed": torch.zeros(66).long()}
+    odd = {"common-losses": torch.zeros(9, 5), "common-held": torch.tensor([1]), "common-mixed": torch.zeros(66).long()}
     assert CommonState.of(fold(state, odd).memory).chosen_of == 0
 
 

@@ -8,8 +8,9 @@ import torch
 from isoproto.common.classifier import Classifier, solve
 from isoproto.common.gradients import preconditioner, stepped
 from isoproto.common.mixture import WEIGHTS
+from isoproto.common.own import SHRINKAGES, TEMPERATURES
 from isoproto.common.statistics import Block, total
-from isoproto.parts.common_state import CANDIDATES, CommonState, FrameRules, Measurements
+from isoproto.parts.common_state import CommonState, FrameRules, Measurements
 from isoproto.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from tests.points import randn
 from tests.unit.common.test_statistics import samples
@@ -27,10 +28,10 @@ def fit(**clients):
     return {("fit", name): (1000 * ord(name) + n, block(n, seed=n)) for name, n in clients.items()}
 
 
-def losses(client="a", *, shrink=0, temperature=0, held=2):
+def losses(client="a", *, shrink=0.01, temperature=0.5, held=2):
     """Say that a pair of candidates is the best."""
-    table = torch.full((4, 2), 5.0)
-    table[shrink, temperature] = 1.0
+    table = torch.full((len(SHRINKAGES), len(TEMPERATURES)), 5.0)
+    table[SHRINKAGES.index(shrink), TEMPERATURES.index(temperature)] = 1.0
     return Measurements(client, held, table, None, None)
 
 
@@ -50,17 +51,17 @@ def same(one, other):
 
 def test_before_anything_is_known_the_first_shrinkage_counts():
     state = CommonState.empty(C).next(FREE, fit(a=9, b=12), [])
-    assert len(state.rows) == len(CANDIDATES)
+    assert len(state.rows) == len(SHRINKAGES)
     best, temperature, asks = state.downlink(FREE)["common-plan"].tolist()
-    assert (CANDIDATES[int(best)], temperature, asks) == (0.1, 0.5, 0.0)
-    found = solve(total([b for _, b in fit(a=9, b=12).values()], C, D), CANDIDATES)
+    assert (SHRINKAGES[int(best)], temperature, asks) == (0.1, 0.5, 0.0)
+    found = solve(total([b for _, b in fit(a=9, b=12).values()], C, D), SHRINKAGES)
     torch.testing.assert_close(state.rows, torch.stack([c.rows for c in found]))
 
 
 def test_the_smallest_sum_of_losses_chooses():
     """One client wants the first candidates, two the last ones; these have the smaller sum."""
     state = CommonState.empty(C).next(FREE, fit(a=9, b=12), [])
-    measured = [losses("a"), losses("b", shrink=3, temperature=1), losses("c", shrink=3, temperature=1)]
+    measured = [losses("a"), losses("b", shrink=0.3, temperature=1.0), losses("c", shrink=0.3, temperature=1.0)]
     chosen = state.next(FREE, {}, measured)
     assert (chosen.shrink, chosen.temperature, chosen.chosen_of) == (0.3, 1.0, 21.0)
     assert len(chosen.rows) == 1
@@ -74,7 +75,7 @@ def test_nobody_holds_samples_out_so_nothing_is_chosen_and_the_first_stays():
 
 
 def test_the_choice_stays_while_samples_grow_by_less_than_a_tenth():
-    state = CommonState.empty(C).next(FREE, fit(a=30, b=30), []).next(FREE, {}, [losses(shrink=2)])
+    state = CommonState.empty(C).next(FREE, fit(a=30, b=30), []).next(FREE, {}, [losses(shrink=0.1)])
     state = state.next(FREE, fit(c=6), [])
     assert (state.shrink, state.chosen_of, len(state.rows)) == (0.1, 60.0, 1)
     found = solve(total([b for _, b in fit(a=30, b=30, c=6).values()], C, D), [0.1])
@@ -82,10 +83,10 @@ def test_the_choice_stays_while_samples_grow_by_less_than_a_tenth():
 
 
 def test_the_choice_is_made_anew_when_samples_grow_by_more():
-    state = CommonState.empty(C).next(FREE, fit(a=30, b=30), []).next(FREE, {}, [losses(shrink=2)])
+    state = CommonState.empty(C).next(FREE, fit(a=30, b=30), []).next(FREE, {}, [losses(shrink=0.1)])
     state = state.next(FREE, fit(c=9), [])
-    assert (state.shrink, state.chosen_of, len(state.rows), state.first) == (0.1, 0.0, 4, 2)
-    chosen = state.next(FREE, {}, [losses(shrink=1, temperature=0)])
+    assert (state.shrink, state.chosen_of, len(state.rows), state.first) == (0.1, 0.0, 5, 2)
+    chosen = state.next(FREE, {}, [losses(shrink=0.03)])
     assert (chosen.shrink, chosen.temperature, chosen.chosen_of) == (0.03, 0.5, 69.0)
 
 
@@ -98,7 +99,7 @@ def test_with_both_settings_fixed_nothing_is_chosen():
 def test_one_setting_fixed_leaves_the_other_to_choose():
     rules = dataclasses.replace(FREE, shrink=0.07)
     state = CommonState.empty(C).next(rules, fit(a=9), [])
-    table = torch.tensor([[2.0, 1.0]])
+    table = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]])
     chosen = state.next(rules, {}, [Measurements("a", 2, table, None, None)])
     assert (chosen.shrink, chosen.temperature) == (0.07, 1.0)
 
@@ -135,7 +136,9 @@ def test_who_leaves_last_leaves_nothing():
 
 
 def test_forgetting_makes_the_choice_anew_since_the_clients_losses_are_in_it():
-    state = CommonState.empty(C).next(FREE, fit(a=9, b=30), []).next(FREE, {}, [losses("a", shrink=3, temperature=1)])
+    state = (
+        CommonState.empty(C).next(FREE, fit(a=9, b=30), []).next(FREE, {}, [losses("a", shrink=0.3, temperature=1.0)])
+    )
     assert state.shrink == 0.3
     mixing = state.next(FREE, {}, [Measurements("a", 2, None, torch.ones(len(WEIGHTS), dtype=torch.int64), None)])
     assert len(mixing.mixtures) == len(WEIGHTS)
