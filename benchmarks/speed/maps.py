@@ -1,4 +1,4 @@
-"""Measure how many pictures and texts a second the maps of the common frame work through on one core.
+"""Measure what the common frame costs on one core: pictures and texts a second, and the server's sums and solution.
 
 The naive scattering convolves each picture by itself with each wavelet, as its formula says. Both give the same
 features; the benchmark stops if they do not. The naive one is measured on fewer pictures.
@@ -16,10 +16,18 @@ from machine import median_seconds, options, write_results
 from torch import Tensor
 from torch.nn import functional
 
+from isoproto.common.classifier import solve
+from isoproto.common.statistics import Block, Totals, total
 from isoproto.maps import computed, create_map
 from isoproto.maps.base import made_up_pictures
 
-TARGETS = {"scattering 32x32x3, pictures/s": 1000, "6,400 pictures 32x32x1, s": 10}
+TARGETS = {
+    "scattering 32x32x3, pictures/s": 1000,
+    "6,400 pictures 32x32x1, s": 10,
+    "statistics of 200 clients added up, 1,536 coordinates, s": 1,
+    "classifier of 100 classes, 2,048 coordinates, s": 2,
+}
+CLIENTS, RANK, CLASSES = 200, 64, 10
 PICTURES, NAIVE, TEXTS, LENGTH, VOCABULARY = 1000, 20, 2000, 200, 30_000
 DIGITS = 6400  # as many as digits4 has; what they show changes nothing
 ANGLES, CELLS, CPU = 8, 4, torch.device("cpu")
@@ -68,6 +76,18 @@ def naive_scattering(x: Tensor) -> Tensor:
     return torch.stack(rows).view(len(x), -1)
 
 
+def server_seconds(repeats: int) -> list[float]:
+    """Return the seconds in which the server adds up all clients' statistics, and solves for a classifier."""
+    generator = torch.Generator().manual_seed(0)
+    blocks = []
+    for _ in range(CLIENTS):
+        phi = torch.randn(2 * RANK, 1, 1536, generator=generator)
+        blocks.append(Block.of(phi, torch.arange(2 * RANK) % CLASSES, RANK))
+    labels = torch.arange(6000) % 100
+    whole = Totals.of(torch.randn(len(labels), 1, 2048, generator=generator).double(), labels, 100)
+    return median_seconds([lambda: total(blocks, CLASSES, 1536), lambda: solve(whole, [0.1])], repeats)
+
+
 def measure(repeats: int) -> dict[str, Any]:
     """Return the figures of all maps."""
     pictures, few = made_up_pictures((3, 32, 32), PICTURES), made_up_pictures((3, 32, 32), NAIVE)
@@ -91,6 +111,7 @@ def measure(repeats: int) -> dict[str, Any]:
             kept,
         ]
         fast, naive, wide, whole, text, cached = median_seconds(work, repeats)
+    added, solved = server_seconds(repeats)
     figures = {
         "scattering 32x32x3, pictures/s": PICTURES / fast,
         "naive scattering, pictures/s": NAIVE / naive,
@@ -99,6 +120,8 @@ def measure(repeats: int) -> dict[str, Any]:
         "6,400 pictures 32x32x1, s": whole,
         "words, texts/s": TEXTS / text,
         "from the cache, pictures/s": PICTURES / cached,
+        "statistics of 200 clients added up, 1,536 coordinates, s": added,
+        "classifier of 100 classes, 2,048 coordinates, s": solved,
     }
     return {name: round(value, 2) for name, value in figures.items()}
 

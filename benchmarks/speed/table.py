@@ -153,7 +153,7 @@ def aggregate(found: dict[str, Any]) -> list[str]:
 
 
 def maps(found: dict[str, Any]) -> list[str]:
-    """Return the table of what the maps of the common frame get through."""
+    """Return the table of what the common frame costs."""
     targets, rows = found["targets"], []
     for name, figure in found["figures"].items():
         target = beside(figure, targets[name], at_least=name.endswith("/s")) if name in targets else ""
@@ -475,7 +475,7 @@ measured of the same code.""",
     ),
     Section(
         "maps",
-        "Maps of the common frame",
+        "The common frame",
         """\
 One core, float32, batches as the client makes them. The naive scattering convolves each picture by itself with each
 wavelet; the benchmark checks that both give the same features. The cache is read with its checksum.""",
