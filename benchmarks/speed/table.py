@@ -480,10 +480,6 @@ measured of the same code.""",
 One core, float32, batches as the client makes them. The naive scattering convolves each picture by itself with each
 wavelet; the benchmark checks that both give the same features. The cache is read with its checksum.""",
         maps,
-        meanwhile="""\
-Measured by hand on a machine that was half busy with other work: 950 pictures 32x32x3 a second, 6.9 times the naive
-scattering's 139; 200 of 64x64x3; 3.1 s for 6,400 of 32x32x1; 27,000 texts of 200 words a second; 55,000 pictures a
-second from the cache.""",
     ),
     Section(
         "alignment_step",
