@@ -1,4 +1,4 @@
-"""Write docs/common.md from benchmarks/results/common.json."""
+"""Write docs/common.md and its figures from benchmarks/results/common.json."""
 
 import re
 import statistics
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cells import EXCHANGED, ROOT, load
+from common_figures import draw
 
 from isoproto.runs.added import client_interval
 
@@ -57,27 +58,38 @@ def last(cell: Cell) -> Cell:
 
 
 def write_page() -> None:
-    """Write the page from what is recorded."""
+    """Write the page and its figures from what is recorded."""
     cells = load(RESULTS)
-    parts = [INTRODUCTION, *_main_table(cells), *_questions(cells), *_others(cells)]
+    tables = (_main_table, _sizes, _frozen, _networks, _questions, _noise, _others)
+    parts = [INTRODUCTION, *(line for table in tables for line in table(cells))]
     PAGE.write_text("\n".join(parts).rstrip() + "\n", "utf8")
+    draw(questions(cells), noises(cells))
 
 
-def _main_table(cells: dict[str, Cell]) -> list[str]:
+def _main_runs(cells: dict[str, Cell]) -> dict[str, list[dict[str, Cell]]]:
+    """Return the runs of each seed that has all methods, by data."""
     seeds: dict[str, dict[int, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))
     for name, cell in cells.items():
         if found := re.fullmatch(r"(.*) \| (isoproto|local) \| seed (\d+)", name):
             seeds[found[1]][int(found[3])][found[2]] = cell
+    whole = {data: [runs for _, runs in sorted(by.items()) if len(runs) == 2] for data, by in seeds.items()}
+    return {data: runs for data, runs in whole.items() if runs}
+
+
+def _main_table(cells: dict[str, Cell]) -> list[str]:
     lines = [
         "## What the exchange adds to the best without it\n",
         "| data | seeds | network | own | own and network | one exchange | gradients | joint | gain | by seed |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        *(_row(data, runs) for data, runs in _main_runs(cells).items()),
     ]
-    for data, by_seed in seeds.items():
-        whole = {seed: runs for seed, runs in sorted(by_seed.items()) if {"isoproto", "local"} <= runs.keys()}
-        if whole:
-            lines.append(_row(data, list(whole.values())))
     return [*lines, ""]
+
+
+def _best_alone(run: dict[str, Cell]) -> tuple[dict[str, list[float]], str]:
+    """Return each control's accuracies by client, and the name of the best control."""
+    controls = {name: accuracies(last(run[method]), counts) for name, (method, counts) in CONTROLS.items()}
+    return controls, max(controls, key=lambda name: statistics.fmean(controls[name]))
 
 
 def _row(data: str, runs: list[dict[str, Cell]]) -> str:
@@ -85,10 +97,10 @@ def _row(data: str, runs: list[dict[str, Cell]]) -> str:
     gains, differences = [], []
     for run in runs:
         end = last(run["isoproto"])
-        controls = {name: accuracies(last(run[method]), counts) for name, (method, counts) in CONTROLS.items()}
+        controls, name_of_best = _best_alone(run)
         for name, values in controls.items():
             columns[name].append(100 * statistics.fmean(values))
-        best = max(controls.values(), key=statistics.fmean)
+        best = controls[name_of_best]
         joint = accuracies(end, "correct, joint")
         differences += [a - b for a, b in zip(joint, best, strict=True)]
         gains.append(100 * (statistics.fmean(joint) - statistics.fmean(best)))
@@ -96,9 +108,100 @@ def _row(data: str, runs: list[dict[str, Cell]]) -> str:
         columns["gradients"].append(mean(end, "correct, common"))
         columns["joint"].append(100 * statistics.fmean(joint))
     shown = [_spread(columns[name]) for name in (*CONTROLS, "one exchange", "gradients", "joint")]
-    low, high = (f"{100 * end:.1f}" for end in client_interval(differences) or (float("nan"),) * 2)
-    gain = f"**{statistics.fmean(gains):+.1f}** [{low}, {high}]"
+    gain = f"**{statistics.fmean(gains):+.1f}** {_interval(differences)}"
     return f"| {data} | {len(runs)} | {' | '.join(shown)} | {gain} | {', '.join(f'{g:+.1f}' for g in gains)} |"
+
+
+def _interval(differences: list[float]) -> str:
+    low, high = (f"{100 * end:.1f}" for end in client_interval(differences) or (float("nan"),) * 2)
+    return f"[{low}, {high}]"
+
+
+def _sizes(cells: dict[str, Cell]) -> list[str]:
+    lines = [
+        "## Who gains\n",
+        (
+            "The same gain over all test samples together (*pooled*), and as a mean over thirds of the clients by the "
+            "number of their training samples.\n"
+        ),
+        "| data | pooled | smallest third | middle | largest third |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for data, runs in _main_runs(cells).items():
+        pooled: list[float] = []
+        thirds: list[list[float]] = [[], [], []]
+        for run in runs:
+            controls, best = _best_alone(run)
+            end = last(run["isoproto"])
+            joint = accuracies(end, "correct, joint")
+            weights = end["total"]
+            pooled.append(
+                sum(w * (j - o) for w, j, o in zip(weights, joint, controls[best], strict=True)) / sum(weights)
+            )
+            clients = sorted(zip(end["samples"], joint, controls[best], strict=True))
+            for number, (_, with_others, alone) in enumerate(clients):
+                thirds[3 * number // len(clients)].append(with_others - alone)
+        figures = [f"{100 * statistics.fmean(values):+.1f}" for values in (pooled, *thirds)]
+        lines.append(f"| {data} | {' | '.join(figures)} |")
+    return [*lines, ""]
+
+
+def _frozen(cells: dict[str, Cell]) -> list[str]:
+    found: dict[str, list[Cell]] = defaultdict(list)
+    for name, cell in cells.items():
+        if match := re.fullmatch(r"(.*) \| (EfficientNet-Lite0|MiniLM) \| seed \d+", name):
+            found[f"{match[1]}, {match[2]}"].append(cell)
+    lines = [
+        "## With a frozen network as map\n",
+        (
+            "Every node computes features with the same public network, and nobody trains one. The networks were "
+            "trained on data of their makers, so these figures are not comparable with those of methods that start "
+            "from nothing.\n"
+        ),
+        "| data | seeds | own | one exchange | gradients | joint | gain over own |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for data, runs in found.items():
+        ends = [last(cell) for cell in runs]
+        shown = [_spread(mean(end, "correct, own") for end in ends)]
+        shown.append(_spread(mean(_exchanged(cell), "correct, common") for cell in runs))
+        shown += [_spread(mean(end, f"correct, {name}") for end in ends) for name in ("common", "joint")]
+        pairs = [(accuracies(end, "correct, joint"), accuracies(end, "correct, own")) for end in ends]
+        differences = [a - b for joint, own in pairs for a, b in zip(joint, own, strict=True)]
+        gain = f"**{100 * statistics.fmean(differences):+.1f}** {_interval(differences)}"
+        lines.append(f"| {data} | {len(runs)} | {' | '.join(shown)} | {gain} |")
+    return [*lines, ""] if found else []
+
+
+def _networks(cells: dict[str, Cell]) -> list[str]:
+    found: dict[str, dict[str, dict[str, Cell]]] = defaultdict(lambda: defaultdict(dict))
+    for name, cell in cells.items():
+        if match := re.fullmatch(r"(.*) \| (local|isoproto|distilled|isoproto_anchors) \| (seed \d+)", name):
+            found[match[1]][match[2]][match[3]] = cell
+    methods = ("local", "isoproto", "distilled", "isoproto_anchors")
+    lines = [
+        "## What the clients' own networks gain\n",
+        (
+            "Accuracy of the clients' networks by themselves. *isoproto* trains them as *local* does, on nine tenths "
+            "of the samples, since a tenth is held out. *distilled* (`common.distil = 1`) also teaches them what "
+            "everybody's classifier says. *isoproto_anchors* is the former flagship.\n"
+        ),
+        f"| data | seeds | {' | '.join(methods)} |",
+        f"| --- | ---: |{' ---: |' * len(methods)}",
+    ]
+    rows = []
+    for data, runs in found.items():
+        seeds = sorted(set.intersection(*(set(runs[method]) for method in methods)))
+        if not seeds:
+            continue
+        heads = [[_network(runs[method][seed]) for seed in seeds] for method in methods]
+        rows.append(f"| {data} | {len(seeds)} | {' | '.join(_spread(values) for values in heads)} |")
+    return [*lines, *rows, ""] if rows else []
+
+
+def _network(cell: Cell) -> float:
+    """Return the mean accuracy of the clients' networks in the last round, in per cent."""
+    return mean(last(cell), "correct, head" if "correct, head" in last(cell) else "correct")
 
 
 def _exchanged(cell: Cell) -> Cell:
@@ -111,21 +214,31 @@ def _spread(values: Iterable[float]) -> str:
     return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def _questions(cells: dict[str, Cell]) -> list[str]:
-    found: dict[str, dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+Questions = dict[str, dict[str, list[Cell]]]
+
+
+def questions(cells: dict[str, Cell]) -> Questions:
+    """Return the cells of each further question, by data."""
+    found: Questions = defaultdict(lambda: defaultdict(list))
     for name, cell in cells.items():
         if match := re.fullmatch(r"(.*) \| question: (.*) \| seed \d+", name):
             found[match[2]][match[1]].append(cell)
+    return found
+
+
+def _questions(cells: dict[str, Cell]) -> list[str]:
+    found = questions(cells)
     if not found:
         return []
     settings = sorted({data for by_data in found.values() for data in by_data})
     lines = [
         "## What travels, and how far it goes\n",
         (
-            "Clients without networks (`models = none`): everybody's classifier mixed with the client's own. Bytes are "
-            "those of the largest message of a client, the one with its statistics.\n"
+            "Clients without networks (`models = none`). *as it is*: 512 linear coordinates and 1,024 random features, "
+            "64 directions, four copies, up to ten steps. kB are those of the largest message of a client, the one "
+            "with its statistics.\n"
         ),
-        f"| | {' | '.join(f'{data}: one exchange | end | own' for data in settings)} | kB |",
+        f"| | {' | '.join(f'{data}: one exchange | end, joint | own' for data in settings)} | kB |",
         f"| --- |{' ---: |' * (3 * len(settings) + 1)}",
     ]
     for question, by_data in found.items():
@@ -138,9 +251,54 @@ def _questions(cells: dict[str, Cell]) -> list[str]:
                 _spread(mean(end, "correct, joint") for end in ends) if runs else "",
                 _spread(mean(end, "correct, own") for end in ends) if runs else "",
             ]
-        largest = max(cell.get("largest_reply", 0) for runs in by_data.values() for cell in runs)
-        lines.append(f"| {question} | {' | '.join(row)} | {largest / 1e3:.0f} |")
-    return [*lines, ""]
+        lines.append(f"| {question} | {' | '.join(row)} | {kilobytes(by_data):.0f} |")
+    pictures = (
+        ("common-bytes", "accuracy against the bytes of the first message"),
+        (
+            "common-size",
+            "accuracy against coordinates, random features and directions",
+        ),
+    )
+    return [*lines, "", *(f"![{text}](figures/{name}.svg)\n" for name, text in pictures)]
+
+
+def kilobytes(by_data: dict[str, list[Cell]]) -> float:
+    """Return the size of the largest message of a client, in kB."""
+    return float(max(cell.get("largest_reply", 0) for runs in by_data.values() for cell in runs)) / 1e3
+
+
+Noises = dict[str, dict[float, list[Cell]]]
+
+
+def noises(cells: dict[str, Cell]) -> Noises:
+    """Return the cells with noise, by kind of sum and noise."""
+    found: Noises = defaultdict(lambda: defaultdict(list))
+    for name, cell in cells.items():
+        if match := re.fullmatch(r"(.*), noise ([\d.]+) \| seed \d+", name):
+            found[match[1]][float(match[2])].append(cell)
+    return found
+
+
+def _noise(cells: dict[str, Cell]) -> list[str]:
+    found = noises(cells)
+    lines = [
+        "## Noise\n",
+        (
+            "Gaussian noise in the statistics, once, at delta 1e-5 for one training sample. With *secure sum* noise "
+            "is shared out over the clients and only their sum is seen; with *each its own* every client adds all of "
+            "it. 128 linear coordinates, lengths clipped to 0.7, shrinkage 0.3, no copies, no networks, no gradient "
+            "steps. *own* has the same settings and no noise, since nothing of it leaves the client. "
+            "[secure-sum.md](secure-sum.md) says what epsilon covers.\n"
+        ),
+        "| data and sum | noise | epsilon | everybody's classifier | own |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, by_noise in found.items():
+        for noise, runs in sorted(by_noise.items()):
+            epsilon = f"{runs[0]['privacy']['epsilon']:.1f}" if "privacy" in runs[0] else "none"
+            shown = [_spread(mean(last(cell), f"correct, {of}") for cell in runs) for of in ("common", "own")]
+            lines.append(f"| {name.replace(' | ', ', ')} | {noise:g} | {epsilon} | {' | '.join(shown)} |")
+    return [*lines, "", "![accuracy against epsilon](figures/common-epsilon.svg)\n"] if found else []
 
 
 def _others(cells: dict[str, Cell]) -> list[str]:
@@ -157,7 +315,7 @@ def _others(cells: dict[str, Cell]) -> list[str]:
     start = len(lines)
     for name, cell in cells.items():
         data, method, *_ = name.split(" | ")
-        if method in ("isoproto", "local") or method.startswith("question"):
+        if "one architecture" not in method and "no networks" not in method:
             continue
         evaluations = [e for e in cell["evaluations"] if e["round"]]
         means, pooled = ([100 * e[key] for e in evaluations] for key in ("mean", "pooled"))
