@@ -27,6 +27,8 @@ WEIGHTS = (
 
 # How many held-out samples the errors of all clients count for, when a client chooses.
 _OTHERS = 100.0
+# Samples that are mixed at a time, which limits the memory.
+_AT_ONCE = 256
 # A probability below this is taken as this, so that no prediction can rule a class out.
 _LEAST_LOG = -30.0
 
@@ -50,8 +52,26 @@ def mixed(log_probs: Sequence[Tensor | None], weights: Tensor) -> Tensor:
 
 
 def mixture_errors(log_probs: Sequence[Tensor | None], labels: Tensor) -> Tensor:
-    """Return how many held-out samples each of :data:`WEIGHTS` gets wrong, ``[M]``, int64."""
-    return torch.stack([(mixed(log_probs, weights).argmax(1) != labels).sum() for weights in WEIGHTS])
+    """Return how many held-out samples each of :data:`WEIGHTS` gets wrong, ``[M]``, int64.
+
+    Args:
+        log_probs: Of each prediction, ``[m, C]``; ``None`` for one that is missing. At least one is there.
+        labels: Classes of the samples, ``[m]``, int64.
+
+    Example:
+        >>> sure = torch.tensor([[0.9, 0.1]]).log()
+        >>> mixture_errors([sure, None, None], torch.tensor([1])).unique()
+        tensor([1])
+    """
+    there = [j for j, p in enumerate(log_probs) if p is not None]
+    weights = WEIGHTS[:, there].clone()
+    weights[weights.sum(1) == 0] = 1.0
+    probs = torch.stack([p.double().clamp(min=_LEAST_LOG) for p in log_probs if p is not None])
+    wrong = torch.zeros(len(WEIGHTS), dtype=torch.int64)
+    for part, of_part in zip(probs.split(_AT_ONCE, 1), labels.split(_AT_ONCE), strict=True):
+        best = torch.einsum("mj,jnc->mnc", weights, part).argmax(2)  # a factor of all weights would change nothing
+        wrong += (best != of_part).sum(1)
+    return wrong
 
 
 def best_weights(errors: Tensor, everybody: Tensor | None, *, alone: bool = False) -> Tensor:

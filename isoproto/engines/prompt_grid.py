@@ -114,7 +114,7 @@ class PromptGrid(Grid):
         kind = unsent[0].metadata.message_type if unsent else ""
         enough = self._enough(kind) or len(unsent) + 1
         waiting: set[str] = set()
-        sent = time.monotonic()
+        sent = 0.0
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
         pause, checked = _SHORT_PAUSE, False
@@ -122,6 +122,8 @@ class PromptGrid(Grid):
             room = len(unsent) if self._window is None else self._window - len(waiting)
             if unsent and room > 0:
                 waiting |= set(self.push_messages([unsent.popleft() for _ in range(min(room, len(unsent)))]))
+                # The clock starts here: in one process the messages are answered by now, and nothing is to wait for.
+                sent = sent or time.monotonic()
             if not replies:
                 time.sleep(max(0.0, min(sent + _EARLY * self._first.get(kind, 0.0), deadline) - time.monotonic()))
             came = list(self.pull_messages(waiting)) if waiting else []

@@ -107,6 +107,23 @@ def test_prompt_grid_with_nothing_to_send_returns_at_once():
     assert list(PromptGrid(FaultyGrid(echo, 1)).send_and_receive([], timeout=60)) == []
 
 
+def test_prompt_grid_does_not_sleep_after_a_long_round_in_one_process(monkeypatch):
+    """Messages are answered while they are sent, so a first round that takes long says nothing of the next one."""
+    slow = ClientApp()
+
+    @slow.train()
+    def answer(message, context):
+        time.sleep(0.2 if message.content["config"]["round"] == 1 else 0)
+        return Message(RecordDict({"config": ConfigRecord({"partition": 0})}), reply_to=message)
+
+    grid = PromptGrid(InProcessGrid(slow, 2))
+    ask(grid, 1, 1)
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    ask(grid, 2, 2)
+    assert sum(slept) < 0.01
+
+
 # The fakes
 
 
