@@ -139,7 +139,7 @@ def cells() -> dict[str, tuple[int, Settings]]:
 
 
 def _frozen(name: str) -> bool:
-    """Return whether a cell is one with a frozen network, which are run with three seeds; the other sources with one."""
+    """Return whether a cell is one with a frozen network, which are run with three seeds; others with one."""
     return "EfficientNet" in name or "MiniLM" in name
 
 
