@@ -1,7 +1,7 @@
 """A digest of the code that runs, by which the server notices a foreign or outdated ClientApp.
 
-Flower finds our packages by name. If a Ray worker or SuperNode has another ``client_app`` or ``models`` earlier on its
-path, it runs that one without an error. The server therefore asks every node for this digest and compares it.
+Flower finds our packages by name. If a Ray worker or SuperNode has another copy of them earlier on its path, it runs
+that one without an error. The server therefore asks every node for this digest and compares it.
 """
 
 import functools
@@ -9,7 +9,8 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-PACKAGES = ("client_app", "isoproto", "models", "server_app", "strategies")
+from isoproto import PACKAGES
+
 # The files of a package that a bundle carries: see `fab-include` in pyproject.toml.
 _SUFFIXES = (".py", ".jsonl")
 

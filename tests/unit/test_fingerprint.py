@@ -1,8 +1,10 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import isoproto
 from isoproto import fingerprint as module
 from isoproto.fingerprint import PACKAGES, fingerprint, package_folder
 
@@ -71,21 +73,21 @@ def test_content_does_not_slide_between_files(code):
     assert digest() != first
 
 
-def test_packages_are_found_the_way_they_would_be_imported(tmp_path):
-    """A worker that has another `models` earlier on its path gets another digest (architecture.md 1.4)."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "__init__.py").write_text("")
+def test_another_copy_that_is_found_first_is_what_counts(code):
+    """A worker with an outdated copy earlier on its path gets another digest (architecture.md 1.4)."""
+    for package in PACKAGES:
+        source = code / package / "__init__.py"
+        source.write_text(f"version = 1\n{Path(isoproto.__file__).read_text() if package == 'isoproto' else ''}")
     script = "from isoproto.fingerprint import *; print(package_folder('models'), fingerprint())"
-    root = str(package_folder("isoproto").parent)
+    (code / "isoproto" / "fingerprint.py").write_text(Path(module.__file__).read_text())
     out = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {root!r}]; {script}"],
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(code)!r}); {script}"],
         capture_output=True,
         text=True,
         check=True,
-        cwd=tmp_path,
+        cwd=code.parent,
     ).stdout.split()
-    assert out[0] == str(tmp_path / "models")
-    assert out[1] != fingerprint()
+    assert out == [str(code / "models"), digest()]
 
 
 def test_a_missing_package_is_told_of():
