@@ -43,9 +43,15 @@ class Common:
         0.0,
         0,
         1,
-        doc="How far the covariance is pulled towards a multiple of the identity; 0: chosen by held-out loss.",
+        doc="How far the covariance is pulled towards a multiple of the identity; 0: chosen by held-out loss, and 0.1 until "
+        "somebody has held samples out.",
     )
-    common__temperature: float = number(0.0, 0, doc="Factor of the classifier's logits; 0: chosen by held-out loss.")
+    common__temperature: float = number(
+        0.0,
+        0,
+        doc="Factor of the classifier's logits; 0: chosen by held-out loss, and 0.5 until somebody has held samples "
+        "out.",
+    )
     common__rounds: int = number(
         10, 0, doc="Most rounds in which gradients move the classifier; a held-out loss that rises ends them earlier."
     )
