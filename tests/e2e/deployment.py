@@ -82,7 +82,8 @@ class Deployment:
     def run(self, settings: str) -> Iterator[tuple[Process, Path]]:
         """Start a run of all nodes, and yield the process that shows its log, and its folder."""
         app = copy_of_the_code(self.folder / "isoproto")
-        settings = f"min-nodes={len(self.models)} feature-dim=16 strategy='fedsaf' {settings}"
+        strategy = "" if "strategy=" in settings else "strategy='fedsaf'"
+        settings = f"min-nodes={len(self.models)} feature-dim=16 {strategy} {settings}"
         command = flwr("run", str(app), "isoproto", "--stream", "-c", settings)
         with started(command, self.folder / "run.log", cwd=self.folder / "link", env=self.environment) as process:
             yield process, until(lambda: only_run(self.folder / "home" / "runs"), 120, "a run folder", process)

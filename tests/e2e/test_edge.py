@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from isoproto.runs.checkpoint import load_checkpoint
 from tests.e2e.deployment import Deployment, missed, node, trained, until_at_work
 from tests.e2e.processes import kill, lines, rounds_done, until
 
@@ -70,3 +71,31 @@ def test_a_killed_node_comes_back_with_its_own_model(tmp_path: Path, pictures: P
     assert {(line["round"], line["client"]) for line in lines(folder, "client") if line["round"] in gone} == {
         (number, name) for number in gone for name in ("node-0", "node-2")
     }
+
+
+def test_devices_add_up_their_statistics_without_showing_them(tmp_path: Path, pictures: Path) -> None:
+    """The secure sum over real processes: keys, shares, masked vectors; one device has no network at all."""
+    models = {"node-0": "cnn", "node-1": "none", "node-2": "own.py:network"}
+    there = Deployment(tmp_path, models, pictures)
+    with there.superlink(), contextlib.ExitStack() as stack:
+        there.connect()
+        there.ours("keys", "enrol")
+        for name in models:
+            stack.enter_context(node(there.configure(name, there.port)))
+        settings = "strategy='isoproto' common.secure=true common.rounds=0 common.dim=16 common.features=16"
+        asked = f"{settings} min-contributors=3 rounds=7 evaluate-every=1"
+        federation, folder = stack.enter_context(there.run(asked))
+        federation.wait(600)
+
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed", there.log
+    assert not lines(folder, "failure"), there.log
+    secure = [line["hyper"]["secure"] for line in lines(folder, "round")]
+    assert [one["waits_for"] for one in secure][:4] == ["shares", "vector", "reveal", "keys"]
+    assert secure[-1]["in_sum"] == 3
+    last = lines(folder, "evaluation")[-1]["clients"]
+    assert sorted(one["client"] for one in last) == sorted(models)
+    assert all("common" in one["predictors"] for one in last)
+    assert "head" not in next(one for one in last if one["client"] == "node-1")["predictors"]
+    memory = load_checkpoint(folder / "checkpoint").tensors
+    assert any("common.pooled" in name for name in memory)
+    assert not any("common.fit" in name for name in memory)
