@@ -50,7 +50,7 @@ def test_another_app_with_the_same_package_names(tmp_path: Path) -> None:
 
     for text in (log, details):
         assert "none of 2 nodes can take part" in text
-        assert f"'client_app.app' from '{foreign / 'client_app' / 'app.py'}'" in text
+        assert f"but Python finds {foreign / 'client_app' / '__init__.py'} under this name" in text
         assert "start the SuperLink in an empty folder" in text
 
 
