@@ -9,9 +9,10 @@ from typing import Any
 from cells import EXCHANGED, ROOT, load
 from common_figures import draw
 
+from benchmarks.record import recorded
 from isoproto.runs.added import client_interval
 
-RESULTS = "common"
+RESULTS, VECTORS = "common", "common_vectors"
 PAGE = ROOT / "docs" / "common.md"
 Cell = dict[str, Any]
 # What a client can do with nothing exchanged: name, method whose run holds it, and its counts.
@@ -60,7 +61,7 @@ def last(cell: Cell) -> Cell:
 def write_page() -> None:
     """Write the page and its figures from what is recorded."""
     cells = load(RESULTS)
-    tables = (_main_table, _sizes, _frozen, _networks, _questions, _noise, _others)
+    tables = (_main_table, _sizes, _frozen, _networks, _questions, _vectors, _noise, _others)
     parts = [INTRODUCTION, *(line for table in tables for line in table(cells))]
     PAGE.write_text("\n".join(parts).rstrip() + "\n", "utf8")
     draw(questions(cells), noises(cells))
@@ -260,6 +261,30 @@ def _questions(cells: dict[str, Cell]) -> list[str]:
         ),
     )
     return [*lines, "", *(f"![{text}](figures/{name}.svg)\n" for name, text in pictures)]
+
+
+def _vectors(_: dict[str, Cell]) -> list[str]:
+    partitions = recorded(VECTORS).get("partitions", {})
+    if not partitions:
+        return []
+    forms = list(next(iter(partitions.values())))
+    return [
+        "## Vectors that match the gradients\n",
+        (
+            "`python benchmarks/reproduce/common_vectors.py` compares the gradient steps with FedHPro's form of them: "
+            "the server moves K vectors per class until the classifier has the clients' gradients on them (L_GM), and "
+            "then trains the classifier on these vectors. Each cell is the accuracy of everybody's classifier when the "
+            "held-out loss rises, and in brackets the number of rounds. Vectors need the gradient for the samples of "
+            "each class, which is as many times larger as there are classes.\n"
+        ),
+        f"| | {' | '.join(f'digits4, {name}' for name in partitions)} |",
+        f"| --- |{' ---: |' * len(partitions)}",
+        *(
+            f"| {form} | {' | '.join('{accuracy:.1f} ({steps})'.format(**by[form]) for by in partitions.values())} |"
+            for form in forms
+        ),
+        "",
+    ]
 
 
 def kilobytes(by_data: dict[str, list[Cell]]) -> float:

@@ -43,8 +43,8 @@ class Common:
         0.0,
         0,
         1,
-        doc="How far the covariance is pulled towards a multiple of the identity; 0: chosen by held-out loss, and 0.1 until "
-        "somebody has held samples out.",
+        doc="How far the covariance is pulled towards a multiple of the identity; 0: chosen by held-out loss, and 0.1 "
+        "until somebody has held samples out.",
     )
     common__temperature: float = number(
         0.0,
