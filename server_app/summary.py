@@ -26,17 +26,22 @@ _log = logging.getLogger("isoproto")
 
 @contextlib.contextmanager
 def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
-    """Write summary and report when the block ends, also if it raises."""
+    """Write summary and report when the block ends, also if it raises. Those of an earlier attempt are removed."""
+    folder.remove("summary.json")
     try:
         yield
-    except BaseException as err:
-        _log.error("the run failed: %s", err)
-        with contextlib.suppress(Exception):  # the user sees the first error, not one that follows from it
-            folder.commit()
-        with contextlib.suppress(Exception):
-            _write_summary(folder, config, f"{type(err).__name__}: {err}")
+    except KeyboardInterrupt:
+        _write_down(folder, config, "interrupted", "by the user")
+        done = sum(line["kind"] == "round" for line in folder.lines())
+        _log.warning(
+            "interrupted after round %d of %d; go on with: isoproto resume %s", done, config.rounds, folder.experiment
+        )
         raise
-    _write_summary(folder, config, "")
+    except BaseException as err:
+        _log.error("the run failed: %s", err or type(err).__name__)
+        _write_down(folder, config, "failed", f"{type(err).__name__}: {err}")
+        raise
+    _write_summary(folder, config, "completed", "")
     table, run = io.StringIO(), read_run(folder.path)
     Console(file=table, width=110).print(summary_table(run))
     _log.info("\n%s", table.getvalue())
@@ -45,11 +50,19 @@ def reported(folder: RunFolder, config: RunConfig) -> Iterator[None]:
         _log.info("%s", line)
 
 
-def _write_summary(folder: RunFolder, config: RunConfig, reason: str) -> None:
-    """Write ``summary.json`` and the report. ``reason`` says why the run failed; it is empty if the run completed."""
+def _write_down(folder: RunFolder, config: RunConfig, status: str, reason: str) -> None:
+    """Write what there is of a run that did not complete. The user sees the first error, not one that follows."""
+    with contextlib.suppress(Exception):
+        folder.commit()
+    with contextlib.suppress(Exception):
+        _write_summary(folder, config, status, reason)
+
+
+def _write_summary(folder: RunFolder, config: RunConfig, status: str, reason: str) -> None:
+    """Write ``summary.json`` and the report. ``reason`` says why the run did not complete."""
     summary: dict[str, Any] = {
         "strategy": config.strategy,
-        "status": "failed" if reason else "completed",
+        "status": status,
         "reason": reason,
         "seed": config.seed,
         "rounds": config.rounds,

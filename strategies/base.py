@@ -148,10 +148,13 @@ class PrototypeStrategy(Strategy):
         """Check the replies and note every client's accuracy."""
         if not self._exchange.asked:
             return None
-        good, _ = self._exchange.read(replies, wire.read_evaluate_reply)
+        good, failures = self._exchange.read(replies, wire.read_evaluate_reply)
+        done = self.state.server_round
+        if not good and done == self.config.rounds and not self._journal.evaluated():
+            reason = most_frequent(collections.Counter(failures.values())) or "nobody answered"
+            raise FederationError(f"no client could be evaluated in any round; in the last one: {reason}")
         if not good:
             return None
-        done = self.state.server_round
         latest = {each.info.client: _accuracy(each.info, each.reply, done) for each in good}
         self.state = dataclasses.replace(self.state, accuracy={**self.state.accuracy, **latest})
         one_model = self.config.share == "model" and bool(self.state.shared)
@@ -159,7 +162,9 @@ class PrototypeStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Log the method, the clients and the models."""
+        """Log the method, the clients and the models, and warn of a limit that nothing can reach."""
+        if (wanted := self.config.min_contributors) > (here := len(self.roster.clients)):
+            self._journal.out_of_reach(wanted, here)
         self._journal.takes_part(self.roster.models(), len(self.roster.classes), self.roster.workers)
 
     def enough(self, kind: str) -> int:
@@ -207,9 +212,11 @@ class PrototypeStrategy(Strategy):
         few = f"{good} of {config.min_replies} good replies (`min-replies`)"
         reason = most_frequent(reasons) or (few if good else "nobody was asked")
         self._journal.empty_round(self._round, reason)
-        if empty >= config.max_empty_rounds:
+        none_at_all = empty == self._round == config.rounds
+        if empty >= config.max_empty_rounds or none_at_all:
+            rounds = f"{empty} rounds in a row" if empty > 1 else "the only round"
             raise FederationError(
-                f"{empty} rounds in a row had fewer than {config.min_replies} good replies "
+                f"{rounds} had fewer than {config.min_replies} good replies "
                 f"(`min-replies`, `max-empty-rounds`); the last one: {reason}"
             )
 

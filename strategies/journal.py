@@ -71,6 +71,15 @@ class Journal:
             if advice := idle_cores(here, clients=clients, workers=workers):
                 _log.warning("%s", advice)
 
+    def out_of_reach(self, wanted: int, here: int) -> None:
+        """Log that too few clients take part for any class to be sent to them."""
+        _log.warning(
+            "`min-contributors` = %d, but %d clients take part: no class reaches it, so clients get nothing of each "
+            "other unless more clients come",
+            wanted,
+            here,
+        )
+
     # Replies
 
     def unasked(self, node: int) -> None:
@@ -183,6 +192,10 @@ class Journal:
             **_predictors(reply.after),
         )
         return rows
+
+    def evaluated(self) -> bool:
+        """Return whether any evaluation before the current round has had an answer."""
+        return any(line["kind"] == "evaluation" for line in self._folder.lines())
 
     def note_evaluation(
         self, server_round: int, good: Sequence[GoodEvaluation], late: frozenset[str], one_model: bool

@@ -193,6 +193,11 @@ def raising(reason: str) -> Fault:
     return fault
 
 
+def interrupting(grid: FaultyGrid, message: Message, honest: Callable[[], Message]) -> list[Message]:
+    """The user presses Ctrl-C while the node is at work."""
+    raise KeyboardInterrupt
+
+
 def twice(grid: FaultyGrid, message: Message, honest: Callable[[], Message]) -> list[Message]:
     """The node's reply arrives two times."""
     reply = honest()

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,6 +173,8 @@ def _clients(folder: Path) -> int:
         ConfigError: If the run stopped before it had written that number.
     """
     try:
+        if clients := int(tomllib.loads((folder / "config.toml").read_text("utf8")).get("clients", 0)):
+            return clients
         return int(json.loads((folder / "partition.json").read_text("utf8"))["partitions"])
     except (OSError, ValueError, LookupError) as err:
         raise ConfigError(f"{folder} stopped before its clients were known; say how many with --clients") from err
@@ -204,6 +207,8 @@ def _start(
         from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
         from server_app.app import run_federation
 
+        if "resume" not in values:
+            values["clients"] = clients  # so that the run's config.toml repeats the run
         with task_identity():
             run_federation(InProcessGrid(make_app(in_process_host), clients), values)
     else:

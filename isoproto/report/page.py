@@ -112,18 +112,27 @@ def _header(run: Run) -> str:
 
 
 def _notice(run: Run) -> str:
-    """Return a note that the run is in progress or has failed; empty for a completed run."""
+    """Return a note that the run has not ended, or has failed; empty for a completed run."""
     summary = run.summary
     if summary["status"] == "running":
         text = (
             f"In progress: {summary['rounds']} of {run.config.get('rounds', '?')} rounds are done. "
             "The figures are those so far; make the report again for newer ones."
         )
+    elif summary["status"] in ("interrupted", "stopped"):
+        text = (
+            f"Stopped before its end: {_rounds_done(run)} of {run.config.get('rounds', '?')} rounds are done. "
+            f"Go on with: isoproto resume {run.name}"
+        )
     elif summary["status"] == "failed":
         text = f"The run failed: {summary['reason']}"
     else:
         return ""
     return f'<p class="notice {summary["status"]}"><span>{html_text(text)}</span></p>'
+
+
+def _rounds_done(run: Run) -> int:
+    return sum(line["kind"] == "round" for line in run.metrics)
 
 
 def _figure(chart: Chart) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from isoproto.errors import StateError
 from isoproto.runs.metrics import Line, summarise
+from isoproto.runs.run_folder import abandoned
 
 logger = logging.getLogger("isoproto")
 
@@ -65,7 +66,7 @@ def read_run(folder: Path | str) -> Run:
     """Read the whole content of a run folder.
 
     A last line of ``metrics.jsonl`` that was cut off is left out. A run without ``summary.json`` is in progress, or was
-    killed.
+    killed: then its status is ``stopped``, if this machine can tell.
 
     Raises:
         StateError: If the folder is no run folder, or one of its files cannot be understood.
@@ -76,7 +77,7 @@ def read_run(folder: Path | str) -> Run:
     return Run(
         folder=folder,
         config=config,
-        summary=_summary(folder, config) or _running(config, metrics),
+        summary=_summary(folder, config) or _running(folder, config, metrics),
         classes=classes,
         clients=clients,
         metrics=metrics,
@@ -91,7 +92,7 @@ def read_summary(folder: Path | str) -> RunSummary:
     """
     folder = Path(folder)
     config = _config(folder)
-    summary = _summary(folder, config) or _running(config, _metrics(folder / "metrics.jsonl"))
+    summary = _summary(folder, config) or _running(folder, config, _metrics(folder / "metrics.jsonl"))
     return RunSummary(folder=folder, config=config, summary=summary)
 
 
@@ -186,17 +187,17 @@ def _summary(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     content, nothing = _json(path), summarise(())
     parts = {part: {**figures, **content.get(part, {})} for part, figures in nothing.items()}
-    return {**_running(config, ()), **content, **parts}
+    return {**_running(folder, config, ()), **content, **parts}
 
 
-def _running(config: Mapping[str, Any], metrics: tuple[Line, ...]) -> dict[str, Any]:
-    """Return the fields of ``summary.json`` for a run in progress."""
+def _running(folder: Path, config: Mapping[str, Any], metrics: tuple[Line, ...]) -> dict[str, Any]:
+    """Return the fields of ``summary.json`` for a run in progress, or whose process is gone."""
     return {
         "strategy": config.get("strategy", ""),
         "settings": config,
         "seed": config.get("seed"),
         "rounds": sum(line["kind"] == "round" for line in metrics),
-        "status": "running",
+        "status": "stopped" if abandoned(folder) else "running",
         "reason": "",
         **summarise(metrics),
     }

@@ -11,7 +11,13 @@ from isoproto.report.formats import NOTHING, duration, percent, plain, points, s
 from isoproto.report.run import RunSummary
 from isoproto.runs.metrics import decile_size
 
-STATUS_STYLE = {"completed": "green", "failed": "bold red", "running": "yellow"}
+STATUS_STYLE = {
+    "completed": "green",
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "running": "yellow",
+    "stopped": "yellow",
+}
 SHOWN_FAILURES = 5
 
 

@@ -68,7 +68,7 @@ h3 { font-size: 15px; margin: 0 0 2px; }
   border: 1px solid currentColor; font-size: 13px; font-weight: 600; }
 .completed { color: var(--good); }
 .failed { color: var(--bad); }
-.running { color: var(--busy); }
+.running, .interrupted, .stopped { color: var(--busy); }
 .facts { display: flex; flex-wrap: wrap; gap: 10px 32px; margin: 0; }
 .facts dt { color: var(--muted); font-size: 12px; }
 .facts dd { margin: 0; font-weight: 600; font-size: 15px; }

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import socket
 import sys
 import time
 import tomllib
@@ -23,7 +24,7 @@ _log = logging.getLogger("isoproto")
 
 # File with the number under which the SuperLink knows the run; 0 if there is no SuperLink.
 FLOWER_RUN = "flower-run"
-# File that the process of a run holds locked, and file with the names of clients that must not come back.
+# File that the process of a run holds locked and that names it, and file with the clients that must not come back.
 _LOCK, _FORGOTTEN = "lock", "forgotten.json"
 
 
@@ -85,14 +86,18 @@ class RunFolder:
             StateError: If another process has the run.
         """
         path = self.path / _LOCK
-        with path.open("a") as file:
+        with path.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as err:
+                file.seek(0)
                 raise StateError(
-                    f"the run {self.path.name} goes on in another process, which has locked {path}; wait until it has "
-                    "ended, or stop it first"
+                    f"the run {self.path.name} goes on in another process ({file.read().strip() or 'not named'}), "
+                    f"which has locked {path}; wait until it has ended, or stop it first"
                 ) from err
+            file.truncate(0)
+            file.write(f"{_here()}, process {os.getpid()}\n")
+            file.flush()
             yield
 
     @property
@@ -118,6 +123,10 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         """Write a small file atomically: a reader sees the old text or the new one, never a part."""
         write_atomically(self.path / name, text.encode())
+
+    def remove(self, name: str) -> None:
+        """Remove a small file, if there is one."""
+        (self.path / name).unlink(missing_ok=True)
 
     def record(self, kind: str, **values: Any) -> None:  # noqa: ANN401 - whatever JSON holds
         """Keep one line of metrics in memory, until ``commit`` writes the lines of the round."""
@@ -187,6 +196,25 @@ class RunFolder:
         """Stop writing the log into ``log.txt``."""
         _log.removeHandler(handler)
         handler.close()
+
+
+def _here() -> str:
+    return f"host {socket.gethostname()}"
+
+
+def abandoned(folder: Path) -> bool:
+    """Return whether a run that has not ended has lost its process, which was killed or whose machine was restarted.
+
+    Only the machine that the process ran on can tell. Elsewhere, and before the process has begun, it is ``False``.
+    """
+    try:
+        with (folder / _LOCK).open() as file:
+            if not file.read().startswith(f"{_here()},"):
+                return False
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # goes with the file
+            return True
+    except OSError:
+        return False
 
 
 def find_run(output_dir: Path, name: str) -> Path:

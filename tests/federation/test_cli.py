@@ -80,9 +80,57 @@ def test_models_lists_all_of_them_for_any_pictures(isoproto):
 def test_a_run_that_fails_has_a_status(isoproto, federation, monkeypatch):
     faults = [(fakes.raising("RuntimeError: x"), When("train"))]
     monkeypatch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
-    status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation, **{"max-empty-rounds": 1}))
+    status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation, rounds=1))
     assert status == 1
-    assert "error: 1 rounds in a row had fewer than 1 good replies" in err
+    assert "error: the only round had fewer than 1 good replies" in err
+
+
+def test_a_run_in_which_no_round_had_enough_replies_failed(isoproto, federation):
+    """Even if fewer rounds were asked for than may be empty."""
+    status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation, **{"min-replies": 3}))
+    assert status == 1
+    assert "error: 2 rounds in a row had fewer than 3 good replies" in err
+    assert "2 of 3 good replies" in err
+
+
+def test_a_run_of_which_no_evaluation_was_answered_failed(isoproto, federation, monkeypatch):
+    faults = [(fakes.raising("RuntimeError: no test data"), When("evaluate"))]
+    monkeypatch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+    status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation))
+    assert status == 1
+    assert (
+        "error: no client could be evaluated in any round; in the last one: 2 x the client failed: RuntimeError" in err
+    )
+
+
+def test_a_limit_that_no_class_can_reach_is_told(isoproto, federation):
+    status, out, _ = isoproto("run", "--clients", "2", "-c", pairs(federation, **{"min-contributors": 9}))
+    assert status == 0
+    assert out.count("`min-contributors` = 9, but 2 clients take part: no class reaches it") == 1
+
+
+def test_the_settings_of_a_run_repeat_it(isoproto, federation):
+    assert isoproto("run", "--clients", "3", "-c", pairs(federation))[0] == 0
+    first = federation.newest()
+    assert isoproto("run", "-c", str(first.path / "config.toml"))[0] == 0
+    second = federation.newest()
+    assert second.path != first.path
+    assert second.summary["clients"]["total"] == 3
+    assert second.summary["accuracy"] == first.summary["accuracy"]
+
+
+def test_a_run_that_is_interrupted_says_how_to_go_on(isoproto, federation, monkeypatch):
+    interrupt = (fakes.interrupting, When("train", [2], [0]))
+    with monkeypatch.context() as patch:
+        patch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=[interrupt]))
+        status, out, err = isoproto("run", "--clients", "2", "-c", pairs(federation))
+    run = federation.newest()
+    assert status == 130
+    assert f"interrupted after round 1 of 2; go on with: isoproto resume {run.summary['experiment']}" in out
+    assert "failed" not in out + err
+    assert run.summary["status"] == "interrupted"
+    assert isoproto("resume", run.summary["experiment"])[0] == 0
+    assert federation.newest().summary["status"] == "completed"
 
 
 def killed(federation, monkeypatch, isoproto, *faults):
@@ -102,8 +150,16 @@ def test_resume_deals_the_data_to_as_many_clients_as_before(isoproto, federation
     assert {client: samples[1][client] for client in samples[0]} == samples[0]
 
 
-def test_resume_of_a_run_that_never_met_its_clients_asks_how_many(isoproto, federation, monkeypatch):
+def test_resume_of_a_run_that_never_met_its_clients_takes_the_number_it_began_with(isoproto, federation, monkeypatch):
     broken = killed(federation, monkeypatch, isoproto, (fakes.killed(after=False), When("query")))
+    assert isoproto("resume", broken.path.name)[0] == 0
+    assert broken.summary["clients"]["total"] == 4
+
+
+def test_resume_of_a_run_that_names_no_number_of_clients_asks_how_many(isoproto, federation, monkeypatch):
+    broken = killed(federation, monkeypatch, isoproto, (fakes.killed(after=False), When("query")))
+    config = broken.path / "config.toml"
+    config.write_text(config.read_text().replace("\nclients = 4\n", "\nclients = 0\n"))
     status, _, err = isoproto("resume", broken.path.name)
     assert status == 1
     assert "stopped before its clients were known; say how many with --clients" in err

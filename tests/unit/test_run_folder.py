@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from isoproto.config import RunConfig
 from isoproto.errors import ConfigError, StateError
-from isoproto.runs.run_folder import RunFolder, find_run, show_log
+from isoproto.runs.run_folder import RunFolder, abandoned, find_run, show_log
 from isoproto.toml import to_toml
 from tests.fakes import full_disk, small_files
 
@@ -218,12 +218,22 @@ def test_writing_a_file_replaces_it_whole(folder):
 def test_a_run_is_changed_by_one_process_at_a_time(folder):
     with (
         folder.in_use(),
-        pytest.raises(StateError, match=r"goes on in another process, which has locked .*/lock; wait"),
+        pytest.raises(StateError, match=r"another process \(host .+, process \d+\), which has locked .*/lock; wait"),
         folder.in_use(),
     ):
         pass
     with folder.in_use():
         pass
+
+
+def test_a_run_whose_process_was_killed_is_seen_as_stopped(folder):
+    """The process holds the lock as long as it lives; what it wrote into the file stays."""
+    assert not abandoned(folder.path), "it has not begun"
+    with folder.in_use():
+        assert not abandoned(folder.path)
+    assert abandoned(folder.path)
+    (folder.path / "lock").write_text("host another, process 1\n")
+    assert not abandoned(folder.path), "this machine cannot tell"
 
 
 def test_a_run_that_failed_can_be_taken_up_again(folder):
