@@ -23,6 +23,7 @@ setup: .venv/installed ## environment with everything the other targets need
 
 demo: setup ## 20 simulated clients, 4 architectures, embedded digits of 4 domains -> a report
 	$(BIN)/isoproto run --engine flower --clients 20 --run-config conf/demo.toml
+	@echo; echo "Next: . .venv/bin/activate, then: isoproto runs, or: isoproto run -c \"partition='dirichlet'\""
 
 test: check unit smoke ## everything that needs no Docker engine or browser, ending with one real flwr run
 

@@ -11,6 +11,7 @@ from client_app.client import Client
 from client_app.hosted import Work, WorkInSteps, answer_for_all, as_partition, hosted_partitions, introduce_all
 from client_app.in_frame import frame_name
 from client_app.introduction import introduce
+from client_app.leaving import errors_without_paths
 from client_app.local_round import examine_client, round_in_steps, train_client
 from isoproto import wire
 from isoproto.engines.host import Host, flower_host
@@ -32,17 +33,23 @@ def make_app(host_of: Callable[[], Host]) -> ClientApp:
     @made.query()
     def query(message: Message, context: Context) -> Message:
         """Tell the server who this client is and which data it has."""
-        return answer_query(message, context, host_of())
+        host = host_of()
+        with errors_without_paths(host):
+            return answer_query(message, context, host)
 
     @made.train()
     def train_round(message: Message, context: Context) -> Message:
         """Evaluate, train, evaluate again, measure class means, and save the model."""
-        return answer(message, context, host_of(), train_client, round_in_steps)
+        host = host_of()
+        with errors_without_paths(host):
+            return answer(message, context, host, train_client, round_in_steps)
 
     @made.evaluate()
     def evaluate_round(message: Message, context: Context) -> Message:
         """Evaluate the client's own model as it stands after the round."""
-        return answer(message, context, host_of(), examine_client)
+        host = host_of()
+        with errors_without_paths(host):
+            return answer(message, context, host, examine_client)
 
     return made
 

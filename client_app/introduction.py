@@ -8,6 +8,7 @@ from client_app.own_model import part_modules, shared_weights, skeleton
 from isoproto import wire
 from isoproto.data import class_counts
 from isoproto.fingerprint import fingerprint, package_folder
+from isoproto.own_code import without_folder
 
 
 def introduce(client: Client) -> wire.ClientInfo:
@@ -18,7 +19,7 @@ def introduce(client: Client) -> wire.ClientInfo:
     shared = shared_weights(client.parts, model, part_modules(client)) if model else {}
     return wire.ClientInfo(
         client=client.name,
-        model=client.architecture,
+        model=without_folder(client.architecture),
         feature_dim=model.width if model else client.spec.feature_dim,
         classes=client.data.classes,
         train_counts=tuple(class_counts(torch.cat([client.data.train_y, client.data.held_y]), classes).tolist()),

@@ -193,7 +193,7 @@ def _finish(
     tested = evaluate_model(model, data, view)
     remembered = answers(client, broadcast.experiment, view)
     arrays = {**start.measured, **_measured(late, model, data, features, view), **remembered.arrays}
-    wanted = not parts or any(part.uses_means for part in parts)
+    wanted = any(part.uses_means for part in parts)
     rows = _class_means(
         statistics if wanted else None, data, client.config.min_class_samples, client.config.feature_dim
     )

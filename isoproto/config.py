@@ -185,8 +185,9 @@ def read_overrides(texts: Iterable[str]) -> dict[str, Scalar]:
     for text in texts:
         try:
             if text.endswith(".toml"):
-                with Path(text).expanduser().open("rb") as file:
-                    merged |= flatten_dict(tomllib.load(file))
+                # Some editors begin a file with a byte-order mark, which TOML does not allow.
+                content = Path(text).expanduser().read_text("utf-8-sig")
+                merged |= flatten_dict(tomllib.loads(content))
             else:
                 if rest := _PAIR.sub("", text).strip():
                     raise ValueError(f"no key=value in {rest!r}")

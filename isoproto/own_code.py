@@ -7,12 +7,16 @@ come from the run config, since the researcher owns that machine.
 import hashlib
 import importlib
 import importlib.util
+import logging
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from isoproto.errors import ConfigError
+
+_log = logging.getLogger("isoproto")
 
 
 def is_own(name: str) -> bool:
@@ -34,6 +38,35 @@ def absolute(name: str, folder: Path) -> str:
     """
     where, colon, function = name.rpartition(":")
     return f"{(folder / Path(where).expanduser()).absolute()}:{function}" if colon and where.endswith(".py") else name
+
+
+def without_folder(name: str) -> str:
+    """Return the name of a function without the folder of its file, as it is shown and sent.
+
+    Example:
+        >>> without_folder("/srv/ward 3/nets.py:small"), without_folder("resnet"), without_folder("wards:net")
+        ('nets.py:small', 'resnet', 'wards:net')
+    """
+    where, colon, function = name.rpartition(":")
+    return f"{Path(where).name}:{function}" if colon and where.endswith(".py") else name
+
+
+def told(err: Exception, name: str) -> str:
+    """Return an error of a user's function in one line: its kind, its text, and the last line of the user's file in it.
+
+    The whole traceback goes to the log.
+
+    Args:
+        err: What the function, or what it returned, has raised.
+        name: Name of the function.
+    """
+    _log.warning("%s raised an error", without_folder(name), exc_info=err)
+    frames = traceback.extract_tb(err.__traceback__)
+    where = name.rpartition(":")[0]
+    file = Path(where).name if where.endswith(".py") else f"{where.rpartition('.')[2]}.py"
+    own = [frame for frame in frames if Path(frame.filename).name == file] or frames[-1:]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(err).__name__}: {err}{place}"
 
 
 def own_callable(name: str, key: str, folder: Path = Path()) -> Callable[..., Any]:
@@ -63,7 +96,7 @@ def own_callable(name: str, key: str, folder: Path = Path()) -> Callable[..., An
     except FileNotFoundError as err:
         raise ConfigError(f"`{key}` {name!r}: there is no file {err.filename}") from err
     except Exception as err:
-        raise ConfigError(f"`{key}` {name!r} cannot be imported: {type(err).__name__}: {err}") from err
+        raise ConfigError(f"`{key}` {name!r} cannot be imported: {told(err, name)}") from err
     found = getattr(module, function, None)
     if not callable(found):
         names = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]

@@ -13,12 +13,25 @@ _MARK = ".same-folder"
 
 
 def home() -> Path:
-    """Return ``$ISOPROTO_HOME``, else the platform's folder for user data."""
+    """Return ``$ISOPROTO_HOME``, else the platform's folder for user data.
+
+    Raises:
+        StateError: If the user has no home folder.
+    """
     if chosen := os.environ.get("ISOPROTO_HOME"):
         return Path(chosen).expanduser().absolute()
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "isoproto"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "isoproto"
+        return _user() / "Library" / "Application Support" / "isoproto"
+    return Path(os.environ.get("XDG_DATA_HOME") or _user() / ".local" / "share") / "isoproto"
+
+
+def _user() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as err:  # a container's user may have no entry
+        raise StateError(
+            "this user has no home folder; name a folder for runs and models in the environment variable ISOPROTO_HOME"
+        ) from err
 
 
 def output_dir(setting: str = "") -> Path:

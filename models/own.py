@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isoproto.errors import ConfigError
-from isoproto.own_code import own_callable
+from isoproto.own_code import own_callable, told
 from models.base import ModelSpec, TextSpec
 
 _PROBE = 2  # BatchNorm cannot train on one sample
@@ -63,7 +63,7 @@ def own_model(name: str, spec: ModelSpec | TextSpec) -> nn.Module:
     try:
         extractor = function(spec)
     except Exception as err:
-        raise ConfigError(f"model {name!r} cannot be built for {spec}: {type(err).__name__}: {err}") from err
+        raise ConfigError(f"model {name!r} cannot be built for {spec}: {told(err, name)}") from err
     if not isinstance(extractor, nn.Module):
         raise ConfigError(f"model {name!r} must return a torch.nn.Module, got {type(extractor).__name__}")
     width = _tried(name, extractor, spec)
@@ -86,7 +86,7 @@ def _tried(name: str, extractor: nn.Module, spec: ModelSpec | TextSpec) -> int:
             tested = trial.eval()(batch)
         trained = trial.train()(batch)
     except Exception as err:
-        raise ConfigError(f"model {name!r} fails on {given}: {type(err).__name__}: {err}") from err
+        raise ConfigError(f"model {name!r} fails on {given}: {told(err, name)}") from err
     for features in (tested, trained):
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or (len(shape) > 2 and not places) or shape[0] != _PROBE or 0 in shape:
@@ -104,5 +104,5 @@ def _tried(name: str, extractor: nn.Module, spec: ModelSpec | TextSpec) -> int:
     try:
         loss.backward()
     except Exception as err:
-        raise ConfigError(f"model {name!r} cannot be trained: {type(err).__name__}: {err}") from err
+        raise ConfigError(f"model {name!r} cannot be trained: {told(err, name)}") from err
     return int(tested.shape[1])

@@ -25,13 +25,22 @@ def open_run(asked: RunConfig) -> tuple[RunFolder, RunConfig]:
     output_dir = paths.output_dir(asked.output_dir)
     if asked.resume:
         return RunFolder.reopen(output_dir, asked.resume)
-    smaller, replaced = at_scale(asked)
-    config = STRATEGIES[asked.strategy].resolve(smaller)
-    replaced += _overruled(smaller, config)
+    config, replaced = decided(asked)
     folder = RunFolder.create(output_dir, config)
     if replaced:
         folder.write_text(_REPLACED, json.dumps(replaced, indent=1))
     return folder, config
+
+
+def decided(asked: RunConfig) -> tuple[RunConfig, list[str]]:
+    """Return the settings of a new run, of which none is ``auto``, and a sentence for each that was replaced.
+
+    Raises:
+        ConfigError: If settings contradict each other.
+    """
+    smaller, replaced = at_scale(asked)
+    config = STRATEGIES[asked.strategy].resolve(smaller)
+    return config, replaced + _overruled(smaller, config)
 
 
 def replaced_settings(folder: RunFolder) -> list[str]:

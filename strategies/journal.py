@@ -14,7 +14,7 @@ from isoproto.runs.evaluation import evaluation_figures
 from isoproto.runs.metrics import accuracy_summary
 from isoproto.runs.run_folder import RunFolder
 from isoproto.settings.sections import NO_MODEL
-from strategies.refusals import refused_name
+from strategies.refusals import refused_name, some_of
 from strategies.replies import GoodEvaluation, GoodTrainReply
 
 _log = logging.getLogger("isoproto")
@@ -32,6 +32,7 @@ class Journal:
         self._config, self._folder = config, folder
         self._born = time.perf_counter()
         self._started = 0.0
+        self._refused: dict[str, list[str]] = {}  # reason -> nodes and clients that are not told of yet
 
     # Meeting the clients
 
@@ -41,8 +42,14 @@ class Journal:
 
     def refused(self, server_round: int, node: int, client: str, reason: str) -> None:
         """Record that a node does not take part, or one of its clients if ``client`` is not empty."""
-        _log.warning("%s does not take part: %s", refused_name(node, client), reason)
+        self._refused.setdefault(reason, []).append(refused_name(node, client))
         self._folder.record("failure", round=server_round, client=client or f"node {node}", reason=reason)
+
+    def tell_refused(self) -> None:
+        """Log who was refused since the last call, each reason once."""
+        for reason, names in self._refused.items():
+            _log.warning("%s cannot take part: %s", some_of(names), reason)
+        self._refused.clear()
 
     def takes_part(self, models: Mapping[str, int], classes: int, workers: int) -> None:
         """Log the method, the clients and the models.
@@ -87,10 +94,14 @@ class Journal:
         _log.warning("ignored a reply of node %d that nobody waits for", node)
 
     def failed(self, server_round: int, failures: Mapping[str, str]) -> None:
-        """Record why each client failed, sorted by client."""
+        """Record why each client failed, and log each reason once, with the clients that it holds for."""
+        alike: dict[str, list[str]] = {}
         for client in sorted(failures, key=client_order):
-            _log.warning("round %d, client %s: %s", server_round, client, failures[client])
+            alike.setdefault(failures[client], []).append(client)
             self._folder.record("failure", round=server_round, client=client, reason=failures[client])
+        for reason, clients in alike.items():
+            who = "client" if len(clients) == 1 else "clients"
+            _log.warning("round %d, %s %s: %s", server_round, who, some_of(clients), reason)
 
     # Rounds
 

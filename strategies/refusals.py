@@ -2,9 +2,9 @@
 
 import collections
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-_MOST_NAMES = 9  # most names of refused nodes in one line
+_MOST_NAMES = 9  # most names in one line
 _ASK_AGAIN_S = 60.0  # a refused node is asked again after this time, then after pauses that double
 _now = time.monotonic
 
@@ -60,8 +60,7 @@ class Refusals:
     def names(self) -> str:
         """Return the refused nodes and clients as the end of a sentence; empty if there are none."""
         names = sorted(refused_name(node, client) for node, client in self._reasons)
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return f"; refused: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
+        return f"; refused: {some_of(names)}" if names else ""
 
 
 def refused_name(node: int, client: str) -> str:
@@ -72,6 +71,17 @@ def refused_name(node: int, client: str) -> str:
         ('node 7', 'client a of node 7')
     """
     return f"client {client} of node {node}" if client else f"node {node}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return names in one line, the first nine and how many more there are.
+
+    Example:
+        >>> some_of(["a", "b"]), some_of([str(i) for i in range(12)])
+        ('a, b', '0, 1, 2, 3, 4, 5, 6, 7, 8 and 3 more')
+    """
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def most_frequent(reasons: "collections.Counter[str]") -> str:

@@ -3,6 +3,7 @@
 import collections
 import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -24,6 +25,11 @@ from strategies.replies import content, one_line
 
 # Seconds between checks for new nodes, and between lines of the log that say how many are missing.
 _NODE_PAUSE, _NODE_NOTICE = 0.2, 5.0
+
+
+# What a worker says that has imported other code under the names of our packages.
+_FOREIGN = re.compile(r"isoproto needs its own package|No module named|cannot import name|has no attribute|other code")
+_EMPTY_FOLDER = ". Start the SuperLink in an empty folder: a simulation's workers look there for packages first"
 
 
 class Roster:
@@ -133,6 +139,8 @@ class Roster:
             self._hear(reply, present, server_round)
         for node in waiting:
             self._refuse(server_round, node, f"no answer within {timeout:g} s")
+        if self.clients:  # else the error that ends the run tells why
+            self._journal.tell_refused()
         # Node ids are written as text, because JavaScript cannot hold such large numbers.
         self._folder.write_text("nodes.json", json.dumps({client: str(node) for client, node in self.hosts.items()}))
         return present
@@ -214,11 +222,9 @@ class Roster:
     def _settle(self, server_round: int) -> None:
         """Choose the class list and the shared weights that most clients have, and refuse the other clients."""
         if not self.clients:
-            raise FederationError(
-                f"none of {len(self._refusals)} nodes can take part: {self._refusals.reasons()}. If this tells of "
-                "code that is not this app's, start the SuperLink in an empty folder: a simulation's workers look "
-                "there for packages first"
-            )
+            reasons = self._refusals.reasons()
+            advice = _EMPTY_FOLDER if _FOREIGN.search(reasons) else ""
+            raise FederationError(f"none of {len(self._refusals)} nodes can take part: {reasons}{advice}")
         # A node has one vote, even if it claims to simulate many clients. So one node cannot outvote the others.
         kinds = {self.hosts[info.client]: bool(info.worker) for info in self.clients.values()}
         simulated = statistics.median_low(kinds.values())
@@ -278,6 +284,7 @@ class Roster:
             if not fits(info):
                 del self.clients[name]
                 self._refuse(server_round, self.hosts.pop(name), reason(info))
+        self._journal.tell_refused()
 
     def models(self) -> dict[str, int]:
         """Return how many clients have each architecture, sorted by its name."""

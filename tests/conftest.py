@@ -114,6 +114,7 @@ class Federation:
         self.folder = folder
         self.host = in_process_host()
         self.settings: dict[str, Any] = {
+            "strategy": "fedsaf",
             "data": f"npz:{pictures}",
             "partition": "dirichlet",
             "alpha": 1.0,

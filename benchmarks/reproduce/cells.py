@@ -104,15 +104,22 @@ def run_missing(
     # A fresh process per cell: its CPU seconds are its own, and nothing is left over from the one before.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        running = {}
+        running, broken = {}, {}
         for name, settings in missing.items():
             number = clients if isinstance(clients, int) else clients[name]
             running[pool.submit(run_cell, settings, number, data_dir)] = name
         for number, future in enumerate(concurrent.futures.as_completed(running), 1):
-            result = future.result()
+            try:
+                result = future.result()
+            except Exception as err:
+                broken[running[future]] = err
+                print(f"{number}/{len(running)}  {running[future]}: {type(err).__name__}: {err}", flush=True)
+                continue
             done = {**load(table), running[future]: result}
             save(table, done, command)
             print(f"{number}/{len(running)}  {running[future]}: {result['accuracy']['mean']:.4f}", flush=True)
+    if broken:
+        raise RuntimeError(f"{len(broken)} cells failed, and are run again by the next call: {sorted(broken)}")
     return done
 
 

@@ -11,12 +11,15 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from isoproto import paths
+from isoproto import __version__, paths
 from isoproto.cli import data as cli_data
 from isoproto.cli import forget as cli_forget
 from isoproto.cli import keys as cli_keys
 from isoproto.cli import node as cli_node
+from isoproto.cli import runs as cli_runs
+from isoproto.cli.arguments import keep_help
 from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.errors import ConfigError, IsoprotoError
 from isoproto.own_code import absolute, is_own
@@ -24,15 +27,14 @@ from isoproto.own_code import absolute, is_own
 _log = logging.getLogger("isoproto")
 
 app = typer.Typer(
-    help="Federated learning for clients that share neither data nor architecture.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(cli_keys.app)
 app.add_typer(cli_data.app)
 app.add_typer(cli_node.app)
 app.add_typer(cli_forget.app)
+app.add_typer(cli_runs.app)
 
 RunConfigOption = Annotated[
     list[str] | None,
@@ -56,9 +58,22 @@ GpusOption = Annotated[
         help="GPUs that Ray reserves for each worker; with 0.25, four workers share one (engine flower).",
     ),
 ]
-OutputOption = Annotated[
-    Path | None, typer.Option("--output-dir", help="Folder that holds the run folders.", envvar="ISOPROTO_OUTPUT_DIR")
-]
+OutputOption = cli_runs.OutputOption
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"isoproto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning for clients that share neither data nor architecture."""
 
 
 @app.command()
@@ -105,17 +120,10 @@ def resume(
 
 
 @app.command()
-def runs(output_dir: OutputOption = None) -> None:
-    """List all runs, newest first."""
-    from isoproto.report import list_runs, runs_table
-
-    Console().print(runs_table(list_runs(paths.output_dir(str(output_dir or "")))))
-
-
-@app.command()
 def report(
     run_name: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, its name, or the end of its name.")],
     output_dir: OutputOption = None,
+    as_json: cli_runs.JsonOption = False,
 ) -> None:
     """Show the figures of a run and write its report again. The run may still be in progress."""
     from isoproto.report import added_line, privacy_line, read_run, summary_table, write_report
@@ -123,8 +131,12 @@ def report(
 
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
     found = read_run(folder)
+    written = write_report(folder)
+    if as_json:
+        typer.echo(json.dumps({"name": found.name, "folder": str(folder), **found.summary}, indent=2))
+        return
     Console().print(summary_table(found))
-    typer.echo(str(write_report(folder)))
+    typer.echo(str(written))
     for line in filter(None, (added_line(found.summary), privacy_line(found.summary))):
         typer.echo(line)
 
@@ -159,10 +171,12 @@ def list_models(
 
 def main() -> None:
     """Run the command line. An error of this project is printed as text, and the status is 1."""
+    keep_help()
     try:
         app()
     except IsoprotoError as err:
-        typer.secho(f"error: {err}", err=True, fg=typer.colors.RED)
+        # Rich leaves the colour out if NO_COLOR is set or nobody looks.
+        Console(stderr=True, soft_wrap=True, highlight=False).print(Text(f"error: {err}", "red"))
         sys.exit(1)
 
 
@@ -194,13 +208,11 @@ def _start(
     if "common.map" in values:
         values["common.map"] = absolute(str(values["common.map"]), Path())
     clients = int(values.get("clients", 0)) or clients
+    if "resume" not in values:
+        _try_clients(values, clients)
     if engine == "flower":
         from isoproto.engines.flower import run_under_flower
-        from strategies.names import unknown_names
 
-        RunConfig.from_mapping(
-            values, check=unknown_names
-        )  # checked now: Flower would start first, and would not name an unknown key
         run_under_flower(values, clients=clients, **workers)
     elif engine == "in-process":
         from client_app.app import make_app
@@ -213,6 +225,26 @@ def _start(
             run_federation(InProcessGrid(make_app(in_process_host), clients), values)
     else:
         raise typer.BadParameter(f"engine must be 'in-process' or 'flower', got {engine!r}")
+
+
+def _try_clients(values: dict[str, Scalar], clients: int) -> None:
+    """Make one client of each architecture, so that a mistake is told once, and before there is a run folder.
+
+    Raises:
+        IsoprotoError: If settings, data, the partition or a model cannot be used.
+    """
+    from client_app.client import Client
+    from client_app.introduction import introduce
+    from isoproto.engines.in_process import in_process_host
+    from models import architecture_for
+    from server_app.settings import decided
+    from strategies.names import unknown_names
+
+    config, _ = decided(RunConfig.from_mapping(values, check=unknown_names))
+    settings = {**config.changes(), "clients": clients}
+    for partition in {architecture_for(config.models, i): i for i in reversed(range(clients))}.values():
+        node = {"partition-id": partition, "num-partitions": clients}
+        introduce(Client.of(settings, node, partition, in_process_host()))
 
 
 if __name__ == "__main__":

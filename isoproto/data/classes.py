@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 
 from isoproto.data.base import Dataset
+from isoproto.data.names import clean
 from isoproto.errors import ConfigError, DataError
 
 Kind = TypeVar("Kind", bound=Dataset)
@@ -22,7 +23,7 @@ def class_names(text: str) -> tuple[str, ...]:
         >>> class_names("cat, dog")
         ('cat', 'dog')
     """
-    names = tuple(name.strip() for name in text.split(",")) if text else ()
+    names = tuple(clean(name, "`classes`") for name in text.split(",")) if text else ()
     if "" in names or len(set(names)) < len(names):
         raise ConfigError(f"`classes` must be different names separated by commas, got {text!r:.200}")
     return names

@@ -9,18 +9,22 @@ import torch
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key, find, listing, split_number, warn_once
+from isoproto.data.names import clean, in_order
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_PARTS = {"train": False, "test": True, "val": True}  # name of the folder -> whether it is the official test part
+# Name of the folder -> whether it is the official test part. Published sets use all of these names.
+_PARTS = {"train": False, "training": False}
+_PARTS |= dict.fromkeys(("test", "testing", "val", "valid", "validation", "dev", "eval"), True)
 
 
 def load_imagefolder(argument: str, folder: Path) -> ImageDataset:
-    """Read pictures that lie as ``[train|test|val/][domain/]class/name.png`` under one folder.
+    """Read pictures that lie as ``[train|test/][domain/]class/name.png`` under one folder.
 
-    Without ``train`` and ``test`` (or ``val``) folders there is no official test part. Classes and domains are
-    numbered in the order of their names. All pictures are resized to the most frequent size, or to squares of the side
+    The part may also be called ``training``, ``testing``, ``val``, ``valid``, ``validation``, ``dev`` or ``eval``.
+    Without such folders there is no official test part. Classes and domains are numbered in the order of their names,
+    and numbers by size. All pictures are resized to the most frequent size, or to squares of the side
     in ``imagefolder:photos@64``. They are turned upright by their EXIF data, decoded once and kept in
     ``cache_folder()``. Names that begin with a dot are skipped. Files that are no pictures are skipped with a warning.
 
@@ -55,8 +59,8 @@ def read_tree(root: Path, side: int | None = None, *, upright: bool = False) -> 
         got = sorted(os.listdir(root))[:5]
         raise DataError(f"{root}: no pictures found; wanted class/name.png, one folder a class, got {got or 'nothing'}")
     places = [path.relative_to(root).parts[:-1] for path in files]
-    has_parts = {place[0] for place in places if place} <= _PARTS.keys()
-    test = [has_parts and _PARTS[place[0]] for place in places]
+    has_parts = {place[0].lower() for place in places if place} <= _PARTS.keys()
+    test = [has_parts and _PARTS[place[0].lower()] for place in places]
     labels = [place[1:] if has_parts else place for place in places]
     for path, label in zip(files, labels, strict=True):
         if not 1 <= len(label) <= 2 or len(label) != len(labels[0]):
@@ -122,7 +126,7 @@ def dataset_of_files(
 ) -> ImageDataset:
     """Make a data set of picture files, which are decoded once per machine.
 
-    Classes and domains are numbered in the order of their names.
+    Classes and domains are numbered in the order of their names, and numbers by size.
 
     Args:
         root: The folder that holds the files.
@@ -138,10 +142,11 @@ def dataset_of_files(
     """
     if not files:
         raise DataError(f"{root}: lists no pictures; get the set again")
-    classes, domains = sorted(set(class_of)), sorted(set(domain_of))
+    class_of, domain_of = ([clean(name, root) for name in names] for names in (class_of, domain_of))
+    classes, domains = in_order(class_of), in_order(domain_of)
     number = {name: i for i, name in enumerate(classes)}
     place = {name: i for i, name in enumerate(domains)}
-    content = (listing(files), side, *(["upright"] if upright else []))
+    content = (listing(files), side, "on white", *(["upright"] if upright else []))
     x = cached_array(
         content_key(root.name, content), lambda: decode_pictures(files, lambda i: str(files[i]), side, upright=upright)
     )
@@ -149,8 +154,8 @@ def dataset_of_files(
         x=torch.from_numpy(x),
         y=torch.tensor([number[name] for name in class_of]),
         test=torch.tensor(test),
-        classes=tuple(classes),
+        classes=classes,
         domain=torch.tensor([place[name] for name in domain_of]) if domains else None,
-        domains=tuple(domains),
+        domains=domains,
         source=str(root),
     )

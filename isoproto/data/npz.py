@@ -14,6 +14,7 @@ from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_
 
 from isoproto.data.base import ImageDataset
 from isoproto.data.folders import cached_array, content_key, find
+from isoproto.data.names import clean
 from isoproto.data.pictures import decode_pictures
 from isoproto.errors import DataError
 
@@ -139,7 +140,7 @@ class _Reader:
         return index.astype(np.int64)
 
     def names(self, key: str) -> tuple[str, ...]:
-        return tuple(map(str, self(key, "U", "text [names]")))
+        return tuple(clean(str(name), key) for name in self(key, "U", "text [names]"))
 
 
 class _InMemory(_Reader):

@@ -8,7 +8,7 @@ import numpy as np
 from isoproto.data.base import ImageDataset
 from isoproto.data.npz import from_arrays
 from isoproto.errors import DataError
-from isoproto.own_code import own_callable
+from isoproto.own_code import own_callable, told
 
 
 def load_own(argument: str, folder: Path) -> ImageDataset:
@@ -30,7 +30,7 @@ def load_own(argument: str, folder: Path) -> ImageDataset:
     try:
         made = function()
     except Exception as err:
-        raise DataError(f"data '{source}' failed: {type(err).__name__}: {err}") from err
+        raise DataError(f"data '{source}' failed: {told(err, argument)}") from err
     if isinstance(made, Mapping):
         return from_arrays(source, {key: np.asarray(value) for key, value in made.items()})
     if not isinstance(made, ImageDataset):

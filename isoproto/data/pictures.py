@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("isoproto")
 
 _GREY_MODES = {"1", "L", "LA"}
-_DEEP_MODES = {"I", "F"}  # these, "I;16", "I;16B" and so on have more than eight bits per channel
+_DEEP_MODES = {"I", "F"}  # besides "I;16", "RGB;16B" and so on
 _ORIENTATION = 0x0112  # EXIF's tag of that name
 # Values 2 to 8 of that tag, and the transposition that undoes each.
 _TURNS = {
@@ -53,7 +53,8 @@ def decode_pictures(
     """Decode picture files into one array.
 
     The array is grey if every picture is grey, else RGB. All pictures are resized to the most frequent size, whatever
-    their aspect ratio; if several sizes are equally frequent, the first one seen is taken.
+    their aspect ratio; if several sizes are equally frequent, the first one seen is taken. Transparent pictures are
+    laid on white. Of a file with several pictures, such as the pages of a TIFF, the first is taken, with a warning.
 
     Args:
         pictures: ``N`` paths, or the bytes of ``N`` files, of any format that pillow knows, eight bits per channel.
@@ -73,24 +74,38 @@ def decode_pictures(
     # Headers alone first: sizes and modes must be known before the array is allocated.
     sizes: Counter[tuple[int, int]] = Counter()
     modes = set()
+    several = 0
     for i, picture in enumerate(pictures):
         with _opened(picture, i, name) as image:
             sizes[image.size[::-1] if orientation(image) in _SIDEWAYS else image.size] += 1
             modes.add(image.mode)
+            several += getattr(image, "n_frames", 1) > 1
     grey = modes <= _GREY_MODES
     size = (side, side) if side else sizes.most_common(1)[0][0]
     if resized := len(pictures) - sizes[size]:
         logger.info("%d of %d pictures are resized to %dx%d", resized, len(pictures), *size)
 
+    if several:
+        logger.warning("%d of %d files hold several pictures; the first one of each is taken", several, len(pictures))
     out = np.empty((len(pictures), 1 if grey else 3, size[1], size[0]), np.uint8)
     for i, picture in enumerate(pictures):
         with _opened(picture, i, name) as image:
             turn = _TURNS.get(orientation(image))
-            plain = image.convert("L" if grey else "RGB")
+            plain = _on_white(image).convert("L" if grey else "RGB")
             plain = plain.transpose(Image.Transpose[turn]) if turn else plain
             pixels = np.asarray(plain if plain.size == size else plain.resize(size, Image.Resampling.LANCZOS))
         out[i] = pixels if grey else pixels.transpose(2, 0, 1)
     return out
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Return a picture without transparent places: they are white."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image
+    colours = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
 
 
 def fit(x: Tensor, side: int, channels: int) -> Tensor:
@@ -128,6 +143,15 @@ def _orientation(image: Image.Image) -> int:
     return found if found in _TURNS else _UPRIGHT
 
 
+def _deep(image: Image.Image) -> str:
+    """Return how a file with more than eight bits a channel stores them; empty for one with eight.
+
+    Of 16 bits pillow would keep eight, and say nothing for colour.
+    """
+    stored = [image.mode, *(str(tile[3]) for tile in getattr(image, "tile", ()))]
+    return next((text for text in stored if ";16" in text), image.mode if image.mode in _DEEP_MODES else "")
+
+
 @contextmanager
 def _opened(picture: Path | npt.NDArray[np.uint8], i: int, name: Callable[[int], str]) -> Iterator[Image.Image]:
     """Open a picture; any error until it is closed becomes a ``DataError`` with the picture's name."""
@@ -135,8 +159,8 @@ def _opened(picture: Path | npt.NDArray[np.uint8], i: int, name: Callable[[int],
 
     try:
         with Image.open(picture if isinstance(picture, Path) else io.BytesIO(picture.tobytes())) as image:
-            if image.mode in _DEEP_MODES or image.mode.startswith("I;"):
-                raise DataError(f"{name(i)}: must have 8 bits a channel, got mode {image.mode}; save it as 8-bit")
+            if deep := _deep(image):
+                raise DataError(f"{name(i)}: must have 8 bits a channel, got mode {deep}; save it as 8-bit")
             yield image
     except DataError:
         raise

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from isoproto.data.names import clean
 from isoproto.errors import DataError
 
 Row = tuple[int, Mapping[str, Any]]
+_LONGEST_CELL = 2**31 - 1  # the csv module takes no more than 131,072 characters by default
 _PACKED = (OSError, EOFError, zlib.error)  # gzip raises these for a file that is damaged or cut short
 
 
@@ -112,9 +114,9 @@ def read_texts(
 
 def _name(path: Path, line: int, column: str, value: object) -> str:
     """Return a cell that names a class or a group, as text; anything but a name or a whole number is an error."""
-    if (isinstance(value, str) and value) or type(value) is int:
+    if (isinstance(value, str) and value.strip()) or type(value) is int:
         _check_whole(path, line, column, str(value))
-        return str(value)
+        return clean(str(value), path)
     raise DataError(f"{path}, line {line}: {column!r} must be a name or a whole number, got {value!r:.100}")
 
 
@@ -178,6 +180,7 @@ def table_rows(path: Path) -> Iterator[Row]:
     Raises:
         DataError: If the table cannot be read or names a column twice, or a row has more or fewer cells than columns.
     """
+    csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(text_lines(path), strict=True)
     try:
         header = next(reader, [])

@@ -6,6 +6,7 @@ import torch
 
 from isoproto.data.base import TextDataset
 from isoproto.data.folders import find, split_number
+from isoproto.data.names import clean, in_order
 from isoproto.data.rows import Texts, read_texts, text_lines
 from isoproto.data.tokens import LENGTH, tokenise
 from isoproto.errors import DataError
@@ -54,7 +55,7 @@ def text_dataset(
     """
     numbers = rows.numbers(labels or classes)
     x, words = tokenise(name, rows.texts, rows.test, length or LENGTH)
-    domains = tuple(sorted(set(rows.groups)))
+    domains = in_order(rows.groups)
     place = {domain: i for i, domain in enumerate(domains)}
     return TextDataset(
         x=x,
@@ -69,12 +70,17 @@ def text_dataset(
 
 
 def _classes(path: Path, rows: Texts) -> tuple[str, ...]:
-    listed = path.with_name(f"{path.name.partition('.')[0]}.classes.txt")
-    if listed.is_file():
-        names = [line.strip() for line in text_lines(listed)]
+    listed = _list_beside(path)
+    if listed is not None:
+        names = [clean(line, listed) for line in text_lines(listed)]
         if len(set(names)) < len(names) or "" in names or not names:
             raise DataError(f"{listed}: must name each class once, a line each and none empty, got {names!r:.200}")
         return tuple(names)
-    found = set(rows.labels)
-    numbers = all(label.isdecimal() for label in found)
-    return tuple(sorted(found, key=lambda label: (int(label) if numbers else 0, label)))
+    return in_order(rows.labels)
+
+
+def _list_beside(path: Path) -> Path | None:
+    """Return the list of classes beside a file, under the longest part of the file's name that has one."""
+    parts = path.name.split(".")
+    names = (path.with_name(f"{'.'.join(parts[:end])}.classes.txt") for end in range(len(parts), 0, -1))
+    return next((name for name in names if name.is_file()), None)

@@ -88,7 +88,7 @@ class NodeConfig:
             ConfigError: If the file cannot be read. Or with a list of everything that is wrong in it.
         """
         try:
-            values = tomllib.loads(path.read_text("utf8"))
+            values = tomllib.loads(path.read_text("utf-8-sig"))
         except (OSError, ValueError) as err:
             raise ConfigError(f"cannot read {path}: {err}") from err
         return cls.from_mapping(values, path.parent.absolute(), source=f"node configuration {path.name}")
@@ -247,7 +247,7 @@ def _trust_problems(path: str) -> Iterator[str]:
         yield problem
         return
     try:
-        keys = yaml.safe_load(Path(path).read_text("utf8"))
+        keys = yaml.safe_load(Path(path).read_text("utf-8-sig"))
     except (ValueError, yaml.YAMLError) as err:
         keys = " ".join(str(err).split())
     if not isinstance(keys, dict) or not keys:

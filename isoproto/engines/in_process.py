@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from isoproto.config import Scalar
 from isoproto.engines.host import Host
+from isoproto.errors import IsoprotoError
 
 _FIRST_NODE = 10_000  # far from the partition ids, so that code that confuses the two fails
 
@@ -95,8 +96,10 @@ class InProcessGrid(Grid):
         try:
             reply = self._app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as err:
-            last = traceback.extract_tb(err.__traceback__)[-1]
-            reason = f"{type(err).__name__}: {err} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
+            reason = f"{type(err).__name__}: {err}"
+            if not isinstance(err, IsoprotoError):  # those say themselves where to look
+                last = traceback.extract_tb(err.__traceback__)[-1]
+                reason += f" ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         return _through_the_wire(reply)
 

@@ -19,7 +19,7 @@ from isoproto.errors import ConfigError
 from isoproto.maps.base import PROBES, fixed_pictures
 from isoproto.maps.texts import PROBES as TEXTS
 from isoproto.maps.texts import written
-from isoproto.own_code import own_callable
+from isoproto.own_code import own_callable, told
 
 # Features of the same sample may differ by this part of the largest one, as sums in another order do.
 _NOISE = 1e-3
@@ -110,7 +110,7 @@ def _called(own: str, function: Callable[[Tensor | list[str]], object], batch: T
         with torch.no_grad():
             features = function(batch)
     except Exception as err:
-        raise ConfigError(f"map {own!r} fails on {_told(batch)}: {type(err).__name__}: {err}") from err
+        raise ConfigError(f"map {own!r} fails on {_told(batch)}: {told(err, own)}") from err
     wanted = f"map {own!r} must return features ({len(batch)}, W) for {_told(batch)}"
     if not isinstance(features, Tensor):
         raise ConfigError(f"{wanted}, got {type(features).__name__}; return a torch.Tensor")

@@ -7,9 +7,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from isoproto.config import RunConfig
 from isoproto.report.formats import NOTHING, duration, percent, plain, points, size
 from isoproto.report.run import RunSummary
 from isoproto.runs.metrics import decile_size
+from isoproto.settings.rules import AUTO
 
 STATUS_STYLE = {
     "completed": "green",
@@ -64,12 +66,19 @@ def summary_table(run: RunSummary) -> Table:
 
 
 def runs_table(runs: Iterable[RunSummary]) -> Table:
-    """Return a table with one line for each run, in the given order. It fits into 80 columns."""
+    """Return a table with one line for each run, in the given order. Without its last column it fits into 80 columns.
+
+    The last column has the settings in which the runs differ, if there are any.
+    """
+    runs = list(runs)
+    differ = _differing([run.config for run in runs])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
+    table.add_column("run", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for heading in ("rounds", "mean", "worst", "best (at)", "sent"):
         table.add_column(heading, justify="right", no_wrap=True)
+    if differ:
+        table.add_column("settings that differ", no_wrap=True)
     for run in runs:
         summary, accuracy = run.summary, run.summary["accuracy"]
         best = NOTHING if accuracy["best"] is None else f"{percent(accuracy['best'])} ({accuracy['best_round']})"
@@ -81,8 +90,24 @@ def runs_table(runs: Iterable[RunSummary]) -> Table:
             percent(accuracy["worst_decile"]),
             best,
             size(summary["bytes"]["up"]),
+            *([Text(plain(" ".join(f"{key}={run.config.get(key, NOTHING)}" for key in differ)))] if differ else []),
         )
     return table
+
+
+# Settings that say where files are, or that the run's name and the other columns show.
+_SHOWN_ELSEWHERE = {"strategy", "rounds", "output-dir", "state-dir", "data-dir", "resume"}
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings in which runs differ, but for those that their strategies decide."""
+    decided = {key for key, value in RunConfig().to_mapping().items() if value == AUTO}
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [
+        key
+        for key in keys
+        if key not in _SHOWN_ELSEWHERE | decided and len({str(config.get(key)) for config in configs}) > 1
+    ]
 
 
 def _status(summary: Mapping[str, Any]) -> Text:

@@ -18,7 +18,7 @@ class Method:
     """What the method is: `prototypes`, `alignment` and `share`; and how its prototypes are made and used."""
 
     strategy: str = free(
-        "fedsaf", doc="Name of the method in `STRATEGIES`. It decides every setting below whose value is `auto`."
+        "isoproto", doc="Name of the method in `STRATEGIES`. It decides every setting below whose value is `auto`."
     )
     prototypes: str = free(
         AUTO,

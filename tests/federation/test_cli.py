@@ -1,9 +1,12 @@
 """The ``isoproto`` command, in this process: what people type, and its exit status."""
 
 import functools
+import json
+import re
 
 import pytest
 
+from isoproto.runs.run_folder import RunFolder
 from models import FAMILIES, MODELS
 from tests import fakes
 from tests.conftest import Run
@@ -47,7 +50,7 @@ def test_run_then_list_then_report(isoproto, federation):
         (("run", "-c", "rounds='x' strategy='fedsfa'"), "error: 2 problems in the run config:"),
         (("run", "-c", "rounds = 3"), "error: cannot read the run config 'rounds = 3'"),
         (("run", "-c", "/no/such.toml"), "error: cannot read the run-config file '/no/such.toml': No such file"),
-        (("run", "-c", "data='npz:/no/such.npz'"), "error: none of 20 nodes can take part: 20 x the client failed: Da"),
+        (("run", "-c", "data='npz:/no/such.npz'"), "error: data 'npz:/no/such.npz'"),
         (("resume", "nothing"), "error: there is no run 'nothing'"),
         (("report", "nothing"), "error: there is no run 'nothing'"),
         (("models", "--family", "htfe5"), "error: `models = 'htfe5'` means another list in each paper"),
@@ -59,6 +62,64 @@ def test_what_cannot_be_done_ends_with_a_sentence_and_a_status(isoproto, words, 
     assert status in (1, 2)
     assert told in " ".join(err.split())
     assert "Traceback" not in out + err
+
+
+def test_a_mistake_is_told_once_and_before_there_is_a_run(isoproto, federation):
+    status, out, err = isoproto("run", "-c", "data='npz:/no/such.npz' strategy='fedsaf'")
+    assert status == 1
+    assert (out + err).count("error: data 'npz:/no/such.npz'") == 1
+    assert not (federation.folder / "runs").exists()
+
+
+def test_runs_are_listed_with_what_differs_and_as_json(isoproto, federation):
+    assert "no runs in" in isoproto("runs")[1]
+    for seed in (1, 2):
+        assert isoproto("run", "--clients", "2", "-c", pairs(federation, seed=seed))[0] == 0
+    newest = federation.newest()
+    _, out, _ = isoproto("runs")
+    assert re.search(rf"{newest.path.name} .*seed={newest.summary['seed']}", out)
+    assert "strategy=" not in out
+    listed = {one["name"]: one["seed"] for one in json.loads(isoproto("runs", "--json")[1])}
+    assert listed[newest.path.name] == newest.summary["seed"]
+    assert set(listed.values()) == {1, 2}
+    shown = json.loads(isoproto("report", "--json", newest.summary["experiment"])[1])
+    assert shown["accuracy"] == newest.summary["accuracy"]
+
+
+def test_a_run_is_removed_with_its_models_and_no_other(isoproto, federation):
+    for _ in range(2):
+        assert isoproto("run", "--clients", "2", "-c", pairs(federation))[0] == 0
+    newest, state = federation.newest(), federation.folder / "state"
+    assert (state / newest.summary["experiment"]).is_dir()
+    status, out, _ = isoproto("rm", newest.summary["experiment"])
+    assert (status, out.startswith(f"removed {newest.path.name}: ")) == (0, True)
+    assert not newest.path.exists()
+    (left,) = state.iterdir()
+    assert left.name == federation.newest().summary["experiment"]
+
+
+def test_a_run_that_goes_on_is_not_removed(isoproto, federation):
+    assert isoproto("run", "--clients", "2", "-c", pairs(federation))[0] == 0
+    run = federation.newest()
+    with RunFolder(run.path, run.summary["experiment"]).in_use():
+        status, _, err = isoproto("rm", run.path.name)
+    assert status == 1
+    assert "goes on in another process" in err
+    assert run.summary["status"] == "completed"
+
+
+def test_prune_removes_runs_without_a_round(isoproto, federation, monkeypatch):
+    broken = killed(federation, monkeypatch, isoproto, (fakes.killed(after=False), When("query")))
+    assert isoproto("run", "--clients", "2", "-c", pairs(federation))[0] == 0
+    assert f"removed {broken.path.name}" in isoproto("prune")[1]
+    assert not broken.path.exists()
+    assert federation.newest().summary["status"] == "completed"
+    assert "nothing to remove" in isoproto("prune")[1]
+
+
+def test_the_version_and_the_help_of_arguments(isoproto):
+    assert isoproto("--version")[1].startswith("isoproto 0.")
+    assert "the end of its name" in " ".join(isoproto("report", "--help")[1].split())
 
 
 def test_models_lists_what_each_costs_and_the_families_below(isoproto):

@@ -15,6 +15,7 @@ from client_app.introduction import introduce
 from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
+from isoproto import wire
 from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.own_code import own_callable
 from isoproto.parts import Measured, View
@@ -55,7 +56,7 @@ def test_an_own_model_of_another_width_trains_with_the_others(federation, own):
     assert run.failures() == {}
     assert {line["client"]: line["model"] for line in run.of("client")} == {
         "0": "cnn",
-        "1": own,
+        "1": "own.py:network",
         "2": "cnn",
         "3": "cnn",
     }
@@ -64,15 +65,38 @@ def test_an_own_model_of_another_width_trains_with_the_others(federation, own):
 
 def test_a_simulations_run_config_may_name_own_models(federation, own):
     run = federation.run(settings={"models": f"resnet,{own}", "rounds": 1})
-    assert [line["model"] for line in run.of("client")] == ["resnet", own] * 2
+    assert [line["model"] for line in run.of("client")] == ["resnet", "own.py:network"] * 2
 
 
 def test_an_own_model_that_does_not_fit_is_told_of_before_round_1(federation, tmp_path):
     (tmp_path / "own.py").write_text("from torch import nn\ndef network(spec): return nn.Linear(7, 7)\n")
     grid = federation.grid(node_configs={1: {"model": f"{tmp_path}/own.py:network"}})
     run = federation.run(grid, {"rounds": 1})
-    assert "fails on pictures" in run.failures()[0, "node 10001"]
+    assert re.search(r"fails on pictures .*RuntimeError: .* \(\w+\.py, line \d+\)", run.failures()[0, "node 10001"])
     assert clients(run, 1) == ["0", "2", "3"]
+
+
+def test_an_error_in_an_own_model_names_the_users_line_and_logs_the_traceback(federation, tmp_path):
+    code = OWN.replace("        maps = self.conv", "        raise KeyError('boom')\n        maps = self.conv")
+    (tmp_path / "own.py").write_text(code)
+    grid = federation.grid(node_configs={1: {"model": f"{tmp_path}/own.py:network"}})
+    run = federation.run(grid, {"rounds": 1})
+    line = 1 + code.splitlines().index("        raise KeyError('boom')")
+    assert run.failures()[0, "node 10001"].endswith(f"KeyError: 'boom' (own.py, line {line}) (code 2)")
+    assert f'own.py", line {line}, in forward' in run.log
+
+
+def test_no_path_of_a_device_leaves_it(federation, tmp_path):
+    """Neither with the name of its own model nor with an error; the device's own log has the whole of it."""
+    (tmp_path / "own.py").write_text(OWN)
+    settings = {"strategy": "local", "models": "cnn", "data": "digits4"}
+    node = {"name": "ward", "data": "digits4", "model": f"{tmp_path}/own.py:network"}
+    assert introduce(Client.of(settings, node, 7)).model == "own.py:network"
+    grid = FaultyGrid(client_app.app.app, 1, node_configs={0: {**node, "data": f"npz:{tmp_path}/gone.npz"}})
+    query = wire.write_query(wire.Query(experiment="e", fingerprint="", settings=settings))
+    (reply,) = grid.send_and_receive([grid.create_message(query, "query", next(iter(grid.get_node_ids())), "1")])
+    assert "gone.npz" in reply.error.reason
+    assert str(tmp_path) not in reply.error.reason
 
 
 @pytest.mark.parametrize("key", ["models", "data"])

@@ -18,6 +18,12 @@ from tests.conftest import FEDAVG
 from tests.fakes import When, altered
 
 
+def test_where_nothing_is_exchanged_nothing_is_sent(federation):
+    """`local` sends no class means: only accuracies, losses and counts of samples."""
+    run = federation.run(settings={"strategy": "local", "rounds": 2})
+    assert {line["bytes"]["up_rows"] for line in run.of("client")} == {0}
+
+
 def evaluated(run):
     """Return the rounds after which all clients were evaluated."""
     return [line["round"] for line in run.of("evaluation")]

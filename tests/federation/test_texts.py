@@ -67,7 +67,7 @@ def test_an_own_model_for_texts_learns_with_the_others(federation, reviews, tmp_
     own = f"{tmp_path}/own.py:words"
     run = federation.run(federation.grid(clients=2), {**TEXT, "data": reviews, "models": f"{own},fasttext"})
     assert run.failures() == {}
-    assert [line["model"] for line in run.of("client", round=2)] == [own, "fasttext"]
+    assert [line["model"] for line in run.of("client", round=2)] == ["own.py:words", "fasttext"]
     assert run.server()["present"].all()
 
 

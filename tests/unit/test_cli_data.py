@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 import server_app.app
+from isoproto.cli import main as cli
 from isoproto.data import DATASETS, INFOS, folders, load_dataset, named, sources
 from isoproto.data.contact_sheet import contact_sheet
 from isoproto.data.npz import load_npz
@@ -137,6 +138,7 @@ def test_a_run_takes_paths_from_where_it_is_typed(isoproto, tmp_path, monkeypatc
     (tmp_path / "own.py").write_text("")
     monkeypatch.chdir(tmp_path)
     runs = []
+    monkeypatch.setattr(cli, "_try_clients", lambda values, clients: None)  # the data are not there
     monkeypatch.setattr(server_app.app, "run_federation", lambda grid, values: runs.append(values["data"]))
     assert isoproto("run", "-c", f"data='{data}'")[0] == 0
     assert runs == [meant.replace("HERE", str(tmp_path))]

@@ -9,6 +9,7 @@ import struct
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -357,6 +358,85 @@ def test_pictures_of_16_bits_are_refused(tmp_path):
     name = save(tmp_path, pictures_pack(pixels()[..., 0].astype(np.uint16)))
     with pytest.raises(DataError, match=r"picture 0: must have 8 bits a channel, got mode I;16; save it as 8-bit"):
         load_dataset(*name)
+
+
+def test_colour_of_16_bits_is_refused(tmp_path):
+    """Pillow opens it as colour of 8 bits, in which values below 256 are all 0."""
+    signature, size = b"\x89PNG\r\n\x1a\n", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
+    rows = zlib.compress(b"".join(b"\0" + struct.pack(">6H", *[50, 200, 50, 200, 50, 200]) for _ in range(2)))
+    chunks = ((b"IHDR", size), (b"IDAT", rows), (b"IEND", b""))
+    folder = tmp_path / "pets" / "cat"
+    folder.mkdir(parents=True)
+    (folder / "a.png").write_bytes(
+        signature
+        + b"".join(struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks)
+    )
+    with pytest.raises(DataError, match=r"a\.png: must have 8 bits a channel, got mode RGB;16B; save it as 8-bit"):
+        load_dataset(f"imagefolder:{tmp_path / 'pets'}", "")
+
+
+def picture_folder(root, pictures):
+    """Write pictures under names such as `cat/a.png`, and return the data set's name."""
+    for name, picture in pictures.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(root / name)
+    return f"imagefolder:{root}", ""
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
+def test_transparent_places_are_white(mode, tmp_path):
+    """A shape that is in the alpha channel alone is seen."""
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[2:6, 2:6] = 255
+    black = Image.fromarray(np.zeros((8, 8), np.uint8))
+    black.putalpha(Image.fromarray(alpha))
+    shape = black.convert("RGBA").quantize() if mode == "P" else black.convert(mode)
+    found = load_dataset(*picture_folder(tmp_path / "pets", {"cat/a.png": shape})).x
+    assert found[0, 0].tolist() == np.where(alpha, 0, 255).tolist()
+
+
+def test_files_of_several_pictures_are_told_of(tmp_path, caplog):
+    pages = [Image.new("L", (8, 8), shade) for shade in (10, 20, 30)]
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    pages[0].save(tmp_path / "pets" / "cat" / "a.tiff", save_all=True, append_images=pages[1:])
+    pages[1].save(tmp_path / "pets" / "cat" / "b.png")
+    found = load_dataset(f"imagefolder:{tmp_path / 'pets'}", "")
+    assert found.x[:, 0, 0, 0].tolist() == [10, 20]
+    assert "1 of 2 files hold several pictures; the first one of each is taken" in caplog.text
+
+
+@pytest.mark.parametrize("test", ["validation", "valid", "dev", "Test", "testing", "eval"])
+def test_parts_have_other_names_too(test, tmp_path):
+    grey = Image.new("L", (8, 8))
+    names = [f"{part}/{kind}/a.png" for part in ("Training", test) for kind in ("cat", "dog")]
+    found = load_dataset(*picture_folder(tmp_path / "pets", dict.fromkeys(names, grey)))
+    assert (found.classes, found.domains, sorted(found.test.tolist())) == (
+        ("cat", "dog"),
+        (),
+        [False, False, True, True],
+    )
+
+
+def test_folders_that_are_numbers_are_classes_by_size(tmp_path):
+    pictures = {f"{number}/a.png": Image.new("L", (8, 8), number) for number in range(12)}
+    found = load_dataset(*picture_folder(tmp_path / "pets", pictures))
+    assert found.classes == tuple(map(str, range(12)))
+    assert sorted(zip(found.y.tolist(), found.x[:, 0, 0, 0].tolist(), strict=True)) == [(i, i) for i in range(12)]
+
+
+def test_names_that_look_alike_are_one_class(tmp_path):
+    grey = Image.new("L", (8, 8))
+    names = ["train/caf\u00e9/a.png", "test/cafe\u0301/a.png"]
+    found = load_dataset(*picture_folder(tmp_path / "pets", dict.fromkeys(names, grey)))
+    assert found.classes == ("caf\u00e9",)
+
+
+def test_a_folder_whose_name_is_not_utf8_is_named(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/pets/caf\xe9"
+    os.makedirs(folder)
+    Image.new("L", (8, 8)).save(os.fsdecode(folder) + "/a.png")
+    with pytest.raises(DataError, match=r"the name b'caf\\xe9' is not UTF-8; rename it"):
+        load_dataset(f"imagefolder:{tmp_path / 'pets'}", "")
 
 
 def read_again(name):

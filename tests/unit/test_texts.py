@@ -127,6 +127,22 @@ def test_numbers_are_classes_by_size_and_names_by_order(tmp_path):
     assert load(tmp_path / "pets.jsonl", "jsonl").classes == ("10", "9", "x")
 
 
+def test_blanks_around_a_name_and_ways_to_write_it_make_no_class(tmp_path):
+    (tmp_path / "pets.csv").write_text("text,label\na,pet\nb,pet \nc, pet\nd,caf\u00e9\ne,cafe\u0301\n")
+    assert load(tmp_path / "pets.csv").classes == ("caf\u00e9", "pet")
+
+
+def test_the_longest_name_of_a_list_of_classes_counts(tmp_path):
+    (tmp_path / "pets.v2.csv").write_text(TABLE)
+    (tmp_path / "pets.v2.classes.txt").write_text("wild\nfish\npet\n")
+    assert load(tmp_path / "pets.v2.csv").classes == ("wild", "fish", "pet")
+
+
+def test_a_long_cell_is_read(tmp_path):
+    (tmp_path / "pets.csv").write_text(f"text,label\n{'miau ' * 30_000},pet\n")
+    assert load(tmp_path / "pets.csv").classes == ("pet",)
+
+
 def test_a_list_of_classes_fixes_them_also_those_that_a_file_lacks(tmp_path):
     (tmp_path / "pets.csv").write_text(TABLE)
     (tmp_path / "pets.classes.txt").write_text("wild\nfish\npet\n")
