@@ -245,6 +245,9 @@ def _memory(config: NodeConfig) -> Finding:
     if free < _SUPERNODE_MIB:  # this process is about to free its memory
         advice = "end other programs, choose a smaller `model` or `batch-size`, or add swap"
         return Finding("memory", "failed", text, advice, {**details, "free_mib": free})
+    if 0 < config.memory_mb < taken:
+        advice = f"set `memory-mb` to {taken} or more, or choose a smaller `model` or `batch-size`"
+        return Finding("memory", "failed", f"{text}, and `memory-mb` allows {config.memory_mb}", advice, details)
     limit = f"; at most {config.memory_mb} each" if config.memory_mb else ""
     return Finding("memory", "ok", text + limit, details={**details, "free_mib": free})
 

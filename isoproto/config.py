@@ -90,6 +90,34 @@ class RunConfig(MethodSettings, Rounds, Data, Training, Federation, Wire, Folder
         return {k: v for k, v in self.to_mapping().items() if v != _FIELDS[k].default}
 
 
+OTHER_NAMES = {
+    "lr": "learning-rate",
+    "eta": "learning-rate",
+    "local-lr": "learning-rate",
+    "wd": "weight-decay",
+    "bs": "batch-size",
+    "local-epochs": "epochs",
+    "num-epochs": "epochs",
+    "num-rounds": "rounds",
+    "num-server-rounds": "rounds",
+    "global-rounds": "rounds",
+    "num-clients": "clients",
+    "n-clients": "clients",
+    "num-supernodes": "clients",
+    "dataset": "data",
+    "model": "models",
+    "algorithm": "strategy",
+    "method": "strategy",
+    "dirichlet-alpha": "alpha",
+    "beta": "alpha",
+    "fraction-fit": "fraction",
+    "fraction-train": "fraction",
+    "join-ratio": "fraction",
+    "loss": "alignment",
+}
+"""What other software calls our settings."""
+
+
 def read_fields(
     fields: Mapping[str, "dataclasses.Field[Any]"], values: Mapping[str, Scalar]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -98,7 +126,8 @@ def read_fields(
     for key, value in values.items():
         field = fields.get(key)
         if field is None:
-            close = difflib.get_close_matches(key, fields, n=1)
+            meant = OTHER_NAMES.get(key.lower().replace("_", "-"), "")
+            close = [meant] if meant in fields else difflib.get_close_matches(key.replace("_", "-"), fields, n=1)
             problems.append(f"unknown key `{key}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
         elif (problem := _type_problem(key, field, value)) or (problem := _rule_problem(key, field, value)):
             problems.append(problem)

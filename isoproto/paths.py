@@ -1,6 +1,7 @@
 """Folders of this machine that are used when no setting says otherwise, and safe writing of files."""
 
 import contextlib
+import hashlib
 import os
 import sys
 import urllib.parse
@@ -10,6 +11,7 @@ from pathlib import Path
 from isoproto.errors import StateError
 
 _MARK = ".same-folder"
+_LONGEST = 200  # characters of a name in a path
 
 
 def home() -> Path:
@@ -45,8 +47,14 @@ def state_dir(setting: str = "") -> Path:
 
 
 def component(name: str) -> str:
-    """Return ``name`` as one component of a path; it is quoted, so ``..`` cannot lead out of the folder."""
-    return urllib.parse.quote(name, safe="").replace(".", "%2E")
+    """Return ``name`` as one component of a path; it is quoted, so ``..`` cannot lead out of the folder.
+
+    A long name keeps its beginning, and a checksum stands for the rest: file systems take 255 bytes.
+    """
+    quoted = urllib.parse.quote(name, safe="").replace(".", "%2E")
+    if len(quoted) <= _LONGEST:
+        return quoted
+    return f"{quoted[: _LONGEST - 33]}-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def experiment_dir(state: Path, experiment: str) -> Path:

@@ -98,6 +98,7 @@ class PrototypeStrategy(Strategy):
         # A late node may delay the round no longer than a slow one.
         timeout = min(self.config.wait_timeout, self.config.round_timeout)
         here = self.roster.reachable(self.roster.look(grid, self._round, timeout))
+        self._journal.note_presence(self._round, here)
         if not 0 < self.config.join_round <= self._round:
             here = {name: node for name, node in here.items() if name not in self.roster.late}
         fraction, more = self.config.fraction, self.config.over_sample

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from isoproto import wire
@@ -20,6 +20,10 @@ from strategies.replies import GoodEvaluation, GoodTrainReply
 _log = logging.getLogger("isoproto")
 
 
+# Mean squared distance of features from their class means below which they do not vary.
+_FLAT = 1e-9
+
+
 class Journal:
     """Writes a run's metrics and log.
 
@@ -32,6 +36,8 @@ class Journal:
         self._config, self._folder = config, folder
         self._born = time.perf_counter()
         self._started = 0.0
+        self._here: frozenset[str] | None = None  # the clients that could be asked in the last round
+        self._flat: set[str] = set()  # clients whose features were found not to vary
         self._refused: dict[str, list[str]] = {}  # reason -> nodes and clients that are not told of yet
 
     # Meeting the clients
@@ -109,6 +115,17 @@ class Journal:
         """Start the clock of a round."""
         self._started = time.perf_counter()
 
+    def note_presence(self, server_round: int, here: Collection[str]) -> None:
+        """Log and record which clients have gone since the last round, and which have come."""
+        before, self._here = self._here, frozenset(here)
+        if before is None:
+            return
+        for what, names in (("gone", before - self._here), ("come", self._here - before)):
+            if clients := sorted(names, key=client_order):
+                _log.info("round %d: %s %s", server_round, some_of([f"client {name}" for name in clients]), what)
+            for client in clients:
+                self._folder.record("presence", round=server_round, client=client, here=what == "come")
+
     def elapsed(self) -> float:
         """Return the seconds since the round began."""
         return time.perf_counter() - self._started
@@ -140,6 +157,7 @@ class Journal:
         rows = 0
         for each in good:
             rows += self._note_client(state.server_round, each, bytes_down)
+        self._warn_of_flat_features(state.server_round, good)
         known = list(state.accuracy.values())
         fresh = sum(a.server_round == state.server_round and a.total > 0 for a in known)
         bytes_up = sum(each.bytes_up for each in good)
@@ -155,6 +173,26 @@ class Journal:
         }
         self._folder.record("round", round=state.server_round, **line)
         self._log_round(state.server_round, line, len(good))
+
+    def _warn_of_flat_features(self, server_round: int, good: Sequence[GoodTrainReply]) -> None:
+        """Log, once a client, that its network gives all samples of a class the same features."""
+        flat = [
+            each.info.client
+            for each in good
+            if each.info.model != NO_MODEL
+            and each.reply.scatter < _FLAT
+            and sum(each.info.train_counts) > 2 * len(each.info.classes)
+            and each.info.client not in self._flat
+        ]
+        if flat:
+            self._flat.update(flat)
+            names = some_of([f"client {name}" for name in flat])
+            _log.warning(
+                "round %d: the features of %s do not vary within a class, so the model learns nothing of single "
+                "samples; look at the model, or lower `learning-rate`",
+                server_round,
+                names,
+            )
 
     def _seconds(self, training_s: float) -> dict[str, float]:
         """Return the seconds of the round, of its training and of the server, and those since the start."""

@@ -1,7 +1,9 @@
 """The ``isoproto`` command. It may import every other layer of the project."""
 
+import io
 import json
 import logging
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -19,8 +21,10 @@ from isoproto.cli import forget as cli_forget
 from isoproto.cli import keys as cli_keys
 from isoproto.cli import node as cli_node
 from isoproto.cli import runs as cli_runs
+from isoproto.cli import settings as cli_settings
 from isoproto.cli.arguments import keep_help
 from isoproto.config import RunConfig, Scalar, read_overrides
+from isoproto.engines.host import beside_proxies
 from isoproto.errors import ConfigError, IsoprotoError
 from isoproto.own_code import absolute, is_own
 
@@ -35,6 +39,7 @@ app.add_typer(cli_data.app)
 app.add_typer(cli_node.app)
 app.add_typer(cli_forget.app)
 app.add_typer(cli_runs.app)
+app.add_typer(cli_settings.app)
 
 RunConfigOption = Annotated[
     list[str] | None,
@@ -172,6 +177,10 @@ def list_models(
 def main() -> None:
     """Run the command line. An error of this project is printed as text, and the status is 1."""
     keep_help()
+    os.environ.update(beside_proxies())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have every character
+            stream.reconfigure(errors="replace")
     try:
         app()
     except IsoprotoError as err:

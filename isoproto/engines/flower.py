@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from isoproto import paths
 from isoproto.config import Scalar
+from isoproto.engines.host import beside_proxies
 from isoproto.errors import FederationError
 from isoproto.toml import to_toml
 
@@ -147,6 +148,7 @@ def _environment(home: Path) -> dict[str, str]:
     """Return the environment of all Flower processes of a run, whose folder is ``home``."""
     return {
         **os.environ,
+        **beside_proxies(),
         **_SETTINGS,
         "FLWR_HOME": str(home),
         "RAY_TMPDIR": str(home),

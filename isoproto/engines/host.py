@@ -1,5 +1,6 @@
 """Whether a client's process belongs to a simulation or to a real device."""
 
+import os
 import sys
 from dataclasses import dataclass
 
@@ -18,6 +19,18 @@ class Host:
 
     simulated: bool
     worker: int = 0
+
+
+def beside_proxies() -> dict[str, str]:
+    """Return environment variables by which no call to this machine itself goes through a proxy.
+
+    Example:
+        >>> beside_proxies()["NO_PROXY"].endswith("localhost,127.0.0.1,::1")
+        True
+    """
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    here = [name for name in ("localhost", "127.0.0.1", "::1") if name not in given.split(",")]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, [given, *here])))
 
 
 REAL_DEVICE = Host(simulated=False)

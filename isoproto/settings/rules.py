@@ -41,6 +41,8 @@ class Rule:
             return f"`{key}` must be one of {', '.join(map(repr, self.choices))}, got {value!r}"
         if isinstance(value, str):
             return None
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return f"`{key}` must fit into 64 bits, got {value!r}"
         if math.isfinite(value) and self.low <= value <= self.high and not (self.above and value == self.low):
             return None
         return f"`{key}` must be {self.wanted()}, got {value!r}"

@@ -2,10 +2,14 @@
 
 import functools
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
+from isoproto.config import RunConfig
 from isoproto.runs.run_folder import RunFolder
 from models import FAMILIES, MODELS
 from tests import fakes
@@ -115,6 +119,23 @@ def test_prune_removes_runs_without_a_round(isoproto, federation, monkeypatch):
     assert not broken.path.exists()
     assert federation.newest().summary["status"] == "completed"
     assert "nothing to remove" in isoproto("prune")[1]
+
+
+def test_settings_are_told_in_words(isoproto):
+    _, out, _ = isoproto("settings", "lr")
+    assert "learning-rate" in out
+    assert "0.02" in out
+    found = {entry["key"]: entry for entry in json.loads(isoproto("settings", "--json")[1])}
+    assert found["partition"]["does"]
+    assert len(found) == len(RunConfig().to_mapping())
+    assert "(did you mean `rounds`?)" in isoproto("settings", "roundz")[2]
+
+
+def test_a_terminal_without_these_characters_gets_the_table_all_the_same(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "ISOPROTO_HOME": str(tmp_path), "COLUMNS": "80"}
+    command = [sys.executable, "-m", "isoproto.cli.main", "settings", "round"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "max-empty-rounds" in done.stdout) == (0, True), done.stderr
 
 
 def test_the_version_and_the_help_of_arguments(isoproto):

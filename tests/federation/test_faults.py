@@ -662,3 +662,36 @@ def test_a_stale_class_is_kept_or_dropped_as_asked(federation, stale, there):
     assert state["present"].tolist() == [True, True, True, there]
     assert state["age"].tolist() == [0, 0, 0, 1]
     assert bool(state["prototypes"][3].any()) == there
+
+
+def test_who_goes_and_who_comes_back_is_told_once(federation):
+    grid = federation.grid(away=lambda client, newest: client == 2 and newest in (1, 2))
+    run = federation.run(grid, {"rounds": 5})
+    told = [(line["round"], line["client"], line["here"]) for line in run.of("presence")]
+    assert [(client, here) for _, client, here in told] == [("2", False), ("2", True)]
+    assert run.log.count("client 2 gone") == run.log.count("client 2 come") == 1
+
+
+FLAT = """
+from torch import nn
+
+
+class Flat(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.layer = nn.Linear(spec.channels * spec.height * spec.width, 8)
+
+    def forward(self, x):
+        return 0 * self.layer(x.flatten(1))
+
+
+network = Flat
+"""
+
+
+def test_features_that_do_not_vary_are_told_of_once(federation, tmp_path):
+    """All other figures of such a client look like those of one that learns slowly."""
+    (tmp_path / "flat.py").write_text(FLAT)
+    grid = federation.grid(node_configs={1: {"model": f"{tmp_path}/flat.py:network"}})
+    run = federation.run(grid, {"strategy": "local", "models": "cnn"})
+    assert run.log.count("the features of client 1 do not vary within a class") == 1

@@ -172,3 +172,16 @@ def test_overrides_keep_their_types():
     read = read_overrides(["a=1 b=1.0 c='1' d=true"])
     assert read == tomllib.loads("a=1\nb=1.0\nc='1'\nd=true")
     assert [type(v) for v in read.values()] == [int, float, str, bool]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("lr", "learning-rate"), ("batch_size", "batch-size"), ("num_clients", "clients")]
+)
+def test_names_of_other_software_are_understood_as_hints(typed, meant):
+    with pytest.raises(ConfigError, match=rf"unknown key `{typed}` \(did you mean `{meant}`\?\)"):
+        RunConfig.from_mapping({typed: 1})
+
+
+def test_a_number_that_no_message_can_hold_is_refused():
+    with pytest.raises(ConfigError, match="`seed` must fit into 64 bits"):
+        RunConfig.from_mapping({"seed": 10**20})

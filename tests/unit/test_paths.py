@@ -93,3 +93,24 @@ def test_a_folder_that_is_a_file_is_told_of(tmp_path):
 def test_a_name_that_is_too_long_is_told_of(tmp_path):
     with pytest.raises(StateError, match=r"cannot write .*name too long"):
         paths.write_atomically(tmp_path / ("x" * 300), b"")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("ISOPROTO_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(StateError, match=r"no home folder; name a folder .* ISOPROTO_HOME"):
+        paths.home()
+
+
+def test_long_names_make_short_folders_that_differ(tmp_path):
+    """57 Cyrillic letters are 342 bytes when they are quoted, and a file system takes 255."""
+    first, second = ("\u0436" * 56 + letter for letter in "\u0436\u0437")
+    names = {paths.component(name) for name in (first, second)}
+    assert len(names) == 2
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert paths.component("node-7") == "node-7"
