@@ -35,6 +35,8 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     """Return a function that types a command of isoproto and returns its exit status, output and error output."""
     from isoproto.cli import main as cli
 
+    monkeypatch.setenv("ISOPROTO_JOBS", "1")  # what a test replaces is replaced in this process alone
+
     def typed(*words: str) -> tuple[Any, str, str]:
         monkeypatch.setattr(sys, "argv", ["isoproto", *words])
         with pytest.raises(SystemExit) as ended:

@@ -7,7 +7,7 @@ import os
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -27,6 +27,9 @@ from isoproto.config import RunConfig, Scalar, read_overrides
 from isoproto.engines.host import beside_proxies
 from isoproto.errors import ConfigError, IsoprotoError
 from isoproto.own_code import absolute, is_own
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
 
 _log = logging.getLogger("isoproto")
 
@@ -48,8 +51,16 @@ RunConfigOption = Annotated[
 ClientsOption = Annotated[int, typer.Option("--clients", min=1, help="Number of simulated clients.")]
 EngineOption = Annotated[
     str,
+    typer.Option("--engine", help="in-process: in processes of this command. flower: by flwr run, with Ray."),
+]
+JobsOption = Annotated[
+    int,
     typer.Option(
-        "--engine", help="in-process: in this process, one client after the other. flower: by flwr run, with Ray."
+        "--jobs",
+        min=0,
+        envvar="ISOPROTO_JOBS",
+        help="Worker processes (engine in-process). 1: none. 0: one for each core once the run turns out to be long; "
+        "none where clients train on a GPU.",
     ),
 ]
 CpusOption = Annotated[
@@ -86,13 +97,14 @@ def run(
     run_config: RunConfigOption = None,
     clients: ClientsOption = 20,
     engine: EngineOption = "in-process",
+    jobs: JobsOption = 0,
     cpus_per_client: CpusOption = 1,
     gpus_per_client: GpusOption = 0.0,
     output_dir: OutputOption = None,
 ) -> None:
     """Run one federation with simulated clients."""
     workers = {"cpus_per_client": cpus_per_client, "gpus_per_client": gpus_per_client}
-    _start(read_overrides(run_config or []), clients, engine, workers, output_dir)
+    _start(read_overrides(run_config or []), clients, engine, jobs, workers, output_dir)
 
 
 @app.command()
@@ -103,6 +115,7 @@ def resume(
         typer.Option("--clients", min=1, help="Number of simulated clients; by default as many as the run had."),
     ] = None,
     engine: EngineOption = "in-process",
+    jobs: JobsOption = 0,
     cpus_per_client: CpusOption = 1,
     gpus_per_client: GpusOption = 0.0,
     output_dir: OutputOption = None,
@@ -121,7 +134,7 @@ def resume(
         return
     folder = find_run(paths.output_dir(str(output_dir or "")), run_name)
     workers = {"cpus_per_client": cpus_per_client, "gpus_per_client": gpus_per_client}
-    _start({"resume": str(folder)}, clients or _clients(folder), engine, workers, output_dir)
+    _start({"resume": str(folder)}, clients or _clients(folder), engine, jobs, workers, output_dir)
 
 
 @app.command()
@@ -204,7 +217,7 @@ def _clients(folder: Path) -> int:
 
 
 def _start(
-    values: dict[str, Scalar], clients: int, engine: str, workers: dict[str, Any], output_dir: Path | None
+    values: dict[str, Scalar], clients: int, engine: str, jobs: int, workers: dict[str, Any], output_dir: Path | None
 ) -> None:
     """Start a run. Folders are filled in here, because a process of Flower may have another environment."""
     values.setdefault("output-dir", str((output_dir or paths.output_dir()).absolute()))
@@ -224,16 +237,32 @@ def _start(
 
         run_under_flower(values, clients=clients, **workers)
     elif engine == "in-process":
-        from client_app.app import make_app
-        from isoproto.engines.in_process import InProcessGrid, in_process_host, task_identity
+        from isoproto.engines.in_process import task_identity
+        from isoproto.engines.workers import grid_of
         from server_app.app import run_federation
 
         if "resume" not in values:
             values["clients"] = clients  # so that the run's config.toml repeats the run
-        with task_identity():
-            run_federation(InProcessGrid(make_app(in_process_host), clients), values)
+        cores = _cores(str(values.get("device", "auto")))
+        with task_identity(), grid_of(_client_app, clients, jobs, cores) as grid:
+            run_federation(grid, values)
     else:
         raise typer.BadParameter(f"engine must be 'in-process' or 'flower', got {engine!r}")
+
+
+def _client_app() -> "ClientApp":
+    """Return the ClientApp of simulated clients."""
+    from client_app.app import make_app
+    from isoproto.engines.in_process import in_process_host
+
+    return make_app(in_process_host)
+
+
+def _cores(device: str) -> int:
+    """Return how many processes train at the same time: one on a GPU, which they would share."""
+    from client_app.device import choose_device
+
+    return (os.cpu_count() or 1) if choose_device(device).type == "cpu" else 1
 
 
 def _try_clients(values: dict[str, Scalar], clients: int) -> None:

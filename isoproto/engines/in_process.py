@@ -19,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from isoproto.config import Scalar
 from isoproto.engines.host import Host
+from isoproto.engines.progress import Progress
 from isoproto.errors import IsoprotoError
 
 _FIRST_NODE = 10_000  # far from the partition ids, so that code that confuses the two fails
@@ -75,13 +76,20 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Answer each message at once, and keep the replies until they are pulled."""
+        waiting = list(messages)
+        progress = Progress(waiting[0].metadata.message_type if waiting else "", len(waiting))
         ids = []
-        for message in messages:
-            self._sent += 1
-            message.metadata.__dict__["_message_id"] = f"message-{self._sent}"
-            ids.append(message.metadata.message_id)
-            self._replies[message.metadata.message_id] = self.answer(_through_the_wire(message))
+        for message in waiting:
+            ids.append(self._number(message))
+            self._replies[ids[-1]] = self.answer(through_the_wire(message))
+            progress.note(len(ids))
         return ids
+
+    def _number(self, message: Message) -> str:
+        """Give a message its id."""
+        self._sent += 1
+        message.metadata.__dict__["_message_id"] = f"message-{self._sent}"
+        return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to some messages. Each reply is returned once."""
@@ -101,7 +109,7 @@ class InProcessGrid(Grid):
                 last = traceback.extract_tb(err.__traceback__)[-1]
                 reason += f" ({last.filename.rsplit('/', 1)[-1]}:{last.lineno})"
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-        return _through_the_wire(reply)
+        return through_the_wire(reply)
 
 
 @contextlib.contextmanager
@@ -116,5 +124,6 @@ def task_identity() -> Iterator[None]:
             setattr(TaskIdentity, f"_{name}", value)
 
 
-def _through_the_wire(message: Message) -> Message:
+def through_the_wire(message: Message) -> Message:
+    """Return a message as its receiver gets it."""
     return message_from_proto(message_to_proto(message))

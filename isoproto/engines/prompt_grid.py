@@ -9,6 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid
 
+from isoproto.engines.progress import Progress
 from isoproto.errors import FederationError
 
 # Seconds between checks for replies. Flower's grids sleep 0.1 s (simulation) or 3 s (deployment), and a round of the
@@ -112,6 +113,7 @@ class PromptGrid(Grid):
         """
         unsent = collections.deque(messages)
         kind = unsent[0].metadata.message_type if unsent else ""
+        progress = Progress(kind, len(unsent))
         enough = self._enough(kind) or len(unsent) + 1
         waiting: set[str] = set()
         sent = 0.0
@@ -134,6 +136,7 @@ class PromptGrid(Grid):
                 self._first[kind] = (time.monotonic() - sent) * (1.0 if checked else 0.5)
             checked = True
             replies += came
+            progress.note(len(replies))
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             left = deadline - time.monotonic()
             if not (waiting or unsent) or left <= 0 or sum(not reply.has_error() for reply in replies) >= enough:

@@ -161,7 +161,7 @@ def test_models_lists_all_of_them_for_any_pictures(isoproto):
 
 def test_a_run_that_fails_has_a_status(isoproto, federation, monkeypatch):
     faults = [(fakes.raising("RuntimeError: x"), When("train"))]
-    monkeypatch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+    monkeypatch.setattr("isoproto.engines.workers.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
     status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation, rounds=1))
     assert status == 1
     assert "error: the only round had fewer than 1 good replies" in err
@@ -177,7 +177,7 @@ def test_a_run_in_which_no_round_had_enough_replies_failed(isoproto, federation)
 
 def test_a_run_of_which_no_evaluation_was_answered_failed(isoproto, federation, monkeypatch):
     faults = [(fakes.raising("RuntimeError: no test data"), When("evaluate"))]
-    monkeypatch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+    monkeypatch.setattr("isoproto.engines.workers.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
     status, _, err = isoproto("run", "--clients", "2", "-c", pairs(federation))
     assert status == 1
     assert (
@@ -204,7 +204,7 @@ def test_the_settings_of_a_run_repeat_it(isoproto, federation):
 def test_a_run_that_is_interrupted_says_how_to_go_on(isoproto, federation, monkeypatch):
     interrupt = (fakes.interrupting, When("train", [2], [0]))
     with monkeypatch.context() as patch:
-        patch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=[interrupt]))
+        patch.setattr("isoproto.engines.workers.InProcessGrid", functools.partial(FaultyGrid, faults=[interrupt]))
         status, out, err = isoproto("run", "--clients", "2", "-c", pairs(federation))
     run = federation.newest()
     assert status == 130
@@ -217,7 +217,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(isoproto, federation, monke
 
 def killed(federation, monkeypatch, isoproto, *faults):
     with monkeypatch.context() as patch:
-        patch.setattr("isoproto.engines.in_process.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
+        patch.setattr("isoproto.engines.workers.InProcessGrid", functools.partial(FaultyGrid, faults=faults))
         with pytest.raises(Killed):
             isoproto("run", "--clients", "4", "-c", pairs(federation))
     return Run(federation.newest().path)
