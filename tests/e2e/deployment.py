@@ -74,7 +74,7 @@ class Deployment:
             f'superlink = "localhost:{port}"\nroot-certificates = "{self.keys / "ca.pem"}"\n'
             f'private-key = "{self.keys / "nodes" / f"{name}.key"}"\ndata = "npz:{self._pictures}"\n'
             f'model = "{self.models[name]}"\nclasses = ["d", "c", "b", "a"]\nstate-dir = "state"\n'
-            f"runtime-port = {free_port()}\nmin-class-samples = 2\n"
+            f'runtime-port = {free_port()}\nmin-class-samples = 2\nmay-send = ["statistics", "gradients"]\n'
         )
         return folder / "node.toml"
 
