@@ -8,7 +8,7 @@ import numpy as np
 from isoproto.report.formats import NOTHING, counted, duration, percent, points, size
 from isoproto.report.html import html_table, html_text, panels
 from isoproto.report.run import Run
-from isoproto.runs.evaluation import pooled_accuracy
+from isoproto.runs.evaluation import are_groups, pooled_accuracy
 from isoproto.runs.metrics import History, accuracy_summary, decile_size
 
 PROTOTYPE = "The nearest global prototype answers, not the head."
@@ -72,7 +72,7 @@ def groups_section(run: Run, history: History) -> str:
     domain = {share.client: share.domain for share in run.clients}
     domains = [domain.get(client, "") for client in history.clients]
     tables = [_group_table("By architecture", "architecture", history, history.models)]
-    if any(domains):
+    if are_groups(domains):
         tables.append(_group_table("By domain", "domain", history, domains))
     return f'<div class="grid">{panels(tables)}</div>'
 

@@ -66,7 +66,7 @@ def summary_table(run: RunSummary) -> Table:
 
 
 def runs_table(runs: Iterable[RunSummary]) -> Table:
-    """Return a table with one line for each run, in the given order. Without its last column it fits into 80 columns.
+    """Return a table with one line for each run, in the given order. No name breaks over two lines.
 
     The last column has the settings in which the runs differ, if there are any.
     """

@@ -65,11 +65,24 @@ def class_figures(correct: ArrayLike, total: ArrayLike, predicted: ArrayLike) ->
     )
 
 
+def are_groups(domains: Sequence[str]) -> bool:
+    """Return whether clients are grouped by their domains: at least half of them have one domain each.
+
+    Args:
+        domains: Each client's domain; empty for several or none. With skewed classes a client may have one by chance.
+
+    Example:
+        >>> are_groups(["pen", "scan"]), are_groups(["pen", "", ""]), are_groups([])
+        (True, False, False)
+    """
+    return any(domains) and 2 * sum(map(bool, domains)) >= len(domains)
+
+
 def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
     """Return the accuracy on each domain's test samples, and the mean over domains, in which each counts the same.
 
     The papers report this mean in their tables of domain skew and of feature shift. Clients without a domain, or with
-    several, are left out.
+    several, are left out. If they are the most, domains are no groups of clients, and there are no figures.
 
     Example:
         >>> domain_figures([
@@ -78,8 +91,9 @@ def domain_figures(entries: Iterable[Entry]) -> DomainFigures:
         {'mean': 0.75, 'each': [{'domain': 'pen', 'accuracy': 0.5}, {'domain': 'scan', 'accuracy': 1.0}]}
     """
     sums: dict[str, NDArray[np.int64]] = {}
-    for entry in entries:
-        if entry.get("domain") and entry["total"]:
+    tested = [entry for entry in entries if entry["total"]]
+    for entry in tested if are_groups([entry.get("domain", "") for entry in tested]) else ():
+        if entry.get("domain"):
             counts = np.array([entry["correct"], entry["total"]])
             sums[entry["domain"]] = sums.get(entry["domain"], np.zeros(2, np.int64)) + counts
     accuracy = {domain: float(correct / total) for domain, (correct, total) in sorted(sums.items())}
