@@ -123,7 +123,9 @@ def _evaluations(evaluations: Sequence[Mapping[str, Any]]) -> str:
     figures = {name: [figure(line) for line in evaluations] for name, figure in columns.items()}
     shown = {name: values for name, values in figures.items() if any(value is not None for value in values)}
     rows = [[line["round"], *(percent(values[i]) for values in shown.values())] for i, line in enumerate(evaluations)]
-    return html_table("Evaluations of all clients", ("round", *shown), rows, numbers=range(1, len(shown) + 1))
+    rows.reverse()  # the last round is what people look for
+    title = "Evaluations of all clients, the newest first"
+    return html_table(title, ("round", *shown), rows, numbers=range(1, len(shown) + 1))
 
 
 def _counts(line: Mapping[str, Any]) -> tuple[list[int], list[int]]:

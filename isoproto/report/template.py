@@ -101,6 +101,9 @@ svg image { image-rendering: pixelated; }
 .panel { padding: 16px 18px; margin-bottom: 16px; }
 .scroll { overflow-x: auto; }
 .tall { max-height: 560px; overflow: auto; }
+/* A shadow at the lower edge as long as more rows follow; what covers it scrolls with the last row. */
+.tall { background: linear-gradient(transparent, var(--panel) 70%) bottom / 100% 40px no-repeat local,
+  linear-gradient(transparent, var(--edge)) bottom / 100% 16px no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums;
   overflow-wrap: normal; }
 caption { text-align: left; font-weight: 600; font-size: 15px; padding-bottom: 8px; }

@@ -456,8 +456,8 @@ def test_text_from_clients_reaches_the_terminal_as_text(tmp_path):
 def test_the_list_of_runs_breaks_no_name(run_folder, tmp_path):
     copy(run_folder, tmp_path / "20260401-221530-isoproto-4711")
     fabricate(tmp_path / "20260402-221530-isoproto-4712", rounds=1, status="failed")
-    lines = shown(runs_table(list_runs(tmp_path)), width=90).splitlines()
-    assert max(map(len, lines)) <= 90
+    lines = shown(runs_table(list_runs(tmp_path)), width=100).splitlines()
+    assert max(map(len, lines)) <= 100
     newest = next(i for i, line in enumerate(lines) if "20260402" in line)
     assert re.search(r"failed +1 ", lines[newest])
     assert re.search(r"completed +10 +76\.2% +64\.2% +76\.2% \(10\) +4\.49 kB", "\n".join(lines[newest:]))
@@ -481,12 +481,14 @@ def test_the_report_shows_what_was_evaluated_on_whose_data_and_when(report):
 def test_the_papers_figures_are_in_the_report(tmp_path):
     folder = fabricate(tmp_path / "run", late=("3", "8"), one_model=True)
     run, text = read_run(folder), " ".join(Page(write_report(folder).read_text(encoding="utf-8")).text.split())
-    last = [line for line in run.metrics if line["kind"] == "evaluation"][-1]
+    evaluations = [line for line in run.metrics if line["kind"] == "evaluation"]
+    last = evaluations[-1]
     keys = ("macro_f1", "balanced_accuracy", "domain_mean", "global_accuracy", "late_mean")
     shown = " ".join(f"{100 * last[key]:.1f}%" for key in keys)
     heads = "macro-F1 mean of classes mean of domains averaged model, all test data clients that join late"
-    assert f"round mean sample-weighted {heads} 0 " in text
-    assert f" {shown} By class, all clients together class accuracy F1 0 " in text
+    assert f"round mean sample-weighted {heads} {last['round']} " in text
+    assert f" {shown} {evaluations[-2]['round']} " in text
+    assert " By class, all clients together class accuracy F1 0 " in text
     goals = [run.summary["rounds_to"], run.summary["domains"]["rounds_to"], run.summary["global"]["rounds_to"]]
     first = " ".join(str(reached["0.2"]) for reached in goals)
     columns = "accuracy mean mean of domains averaged model, all test data"
@@ -497,7 +499,7 @@ def test_the_papers_figures_are_in_the_report(tmp_path):
 
 def test_figures_that_a_run_does_not_have_are_left_out_of_the_report(report):
     text = " ".join(Page(report).text.split())
-    assert "Evaluations of all clients round mean sample-weighted macro-F1 mean of classes mean of domains 0 " in text
+    assert "the newest first round mean sample-weighted macro-F1 mean of classes mean of domains 10 " in text
     assert "averaged model" not in text
     assert "kept from training" not in text
 
