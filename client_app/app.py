@@ -11,7 +11,7 @@ from client_app.client import Client
 from client_app.hosted import Work, WorkInSteps, answer_for_all, as_partition, hosted_partitions, introduce_all
 from client_app.in_frame import frame_name
 from client_app.introduction import introduce
-from client_app.leaving import errors_without_paths
+from client_app.leaving import errors_without_paths, log_what_leaves
 from client_app.local_round import examine_client, round_in_steps, train_client
 from isoproto import wire
 from isoproto.engines.host import Host, flower_host
@@ -84,8 +84,11 @@ def answer(message: Message, context: Context, host: Host, work: Work, steps: Wo
     node = context.node_config
     hosted = wire.read_hosted(message.content)
     if not hosted:
-        reply = work(*_decode(message, node, context.node_id, host))
+        client, broadcast = _decode(message, node, context.node_id, host)
+        reply = work(client, broadcast)
         reply.save()
+        if not host.simulated:
+            log_what_leaves(broadcast, reply.content)
         return Message(reply.content, reply_to=message)
     if not host.worker:
         raise WireError(

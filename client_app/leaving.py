@@ -1,12 +1,17 @@
-"""What an error of a device may tell the server: no path of the device."""
+"""What leaves a device: no path in an error, and a line in the device's own log for each message."""
 
 import contextlib
 import logging
 import re
 from collections.abc import Iterator
 
+from flwr.app import RecordDict
+
+from isoproto import wire
 from isoproto.engines.host import Host
 from isoproto.errors import IsoprotoError
+from isoproto.report.formats import size
+from isoproto.runs.run_folder import show_log
 
 _log = logging.getLogger("isoproto")
 
@@ -25,6 +30,27 @@ def without_paths(text: str) -> str:
         "data 'imagefolder:…/photos': nothing found at …/x.csv@1"
     """
     return _PLAIN.sub(r"…/\1", _QUOTED.sub(r"\1\2…/\3\1", text))
+
+
+def log_what_leaves(broadcast: wire.Broadcast, content: RecordDict) -> None:
+    """Write to the device's own log what a reply holds: arrays with their shapes, numbers by name, and all bytes.
+
+    Args:
+        broadcast: What the server sent.
+        content: The reply.
+    """
+    show_log()  # Flower starts a process for each message, and shows what it prints
+    arrays = [
+        f"{name} {list(array.shape)}" for record in content.array_records.values() for name, array in record.items()
+    ]
+    numbers = [name for record in content.metric_records.values() for name in record]
+    _log.info(
+        "round %d: sent %s: %s; numbers: %s",
+        broadcast.server_round,
+        size(wire.serialised_bytes(content)),
+        ", ".join(arrays) or "no arrays",
+        ", ".join(numbers) or "none",
+    )
 
 
 @contextlib.contextmanager

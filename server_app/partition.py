@@ -29,5 +29,6 @@ def note_partition(folder: RunFolder, roster: Roster) -> None:
     partitions = roster.partitions or len(clients)
     partition = {"classes": roster.classes, "partitions": partitions, "clients": rows}
     folder.write_text("partition.json", json.dumps(partition))
-    table = partition_table(np.array([info.train_counts for info in clients]))
+    counts, names = np.array([info.train_counts for info in clients]), [info.client for info in clients]
+    table = partition_table(counts, clients=names, classes=roster.classes)
     _log.info("training samples of each client and class:\n%s", table)

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -321,7 +321,17 @@ def class_counts(labels: Tensor | Labels, num_classes: int) -> Indices:
     return np.bincount(np.asarray(labels), minlength=num_classes)
 
 
-def partition_table(counts: Indices, width: int = 100, max_rows: int = 40) -> str:
+_LONGEST_NAME = 12  # characters of a class's name in a table
+
+
+def partition_table(
+    counts: Indices,
+    width: int = 100,
+    max_rows: int = 40,
+    *,
+    clients: Sequence[str] = (),
+    classes: Sequence[str] = (),
+) -> str:
     """Return a table of samples per client and class, for the log.
 
     Each client has a row. Each class has a column if that fits; otherwise the client's largest classes are listed as
@@ -331,6 +341,8 @@ def partition_table(counts: Indices, width: int = 100, max_rows: int = 40) -> st
         counts: Samples of each client and class, shape ``[N, C]``.
         width: Longest line in characters, >= 40.
         max_rows: Largest number of clients listed, >= 1; the first line sums up all clients.
+        clients: Names of the clients; by default their numbers.
+        classes: Names of the classes, which are cut after twelve characters; by default their numbers.
 
     Example:
         >>> print(partition_table(np.array([[5, 0], [12, 3]])))
@@ -338,30 +350,35 @@ def partition_table(counts: Indices, width: int = 100, max_rows: int = 40) -> st
         client  samples  classes |  0  1
              0        5        1 |  5  .
              1       15        2 | 12  3
+        >>> print(partition_table(np.array([[5, 3]]), clients=["ward"], classes=["cat", "dog"]).splitlines()[-2:])
+        ['client  samples  classes | cat dog', '  ward        8        2 |   5   3']
     """
+    clients = clients or [str(i) for i in range(len(counts))]
+    classes = [name[:_LONGEST_NAME] for name in classes] or [str(c) for c in range(counts.shape[1])]
     samples, held = counts.sum(1), (counts > 0).sum(1)
     summary = (
         f"{len(counts)} clients, {samples.sum()} samples; a client has {samples.min()} to {samples.max()} samples "
         f"(median {np.median(samples):g}) of {held.min()} to {held.max()} classes (median {np.median(held):g})"
     )
-    lead = "client  samples  classes |"
-    cell = len(str(max(counts.max(), counts.shape[1] - 1))) + 1
+    first = max(len("client"), *(len(name) for name in clients[:max_rows]))
+    lead = f"{'client':>{first}}  samples  classes |"
+    cell = max(len(str(counts.max())), *map(len, classes)) + 1
     if len(lead) + cell * counts.shape[1] <= width:
-        lead += "".join(f"{c:>{cell}}" for c in range(counts.shape[1]))
+        lead += "".join(f"{name:>{cell}}" for name in classes)
         cells = ["".join(f"{n or '.':>{cell}}" for n in row) for row in counts.tolist()]
     else:
-        cells = [_largest_classes(row, width - len(lead)) for row in counts]
+        cells = [_largest_classes(row, classes, width - len(lead)) for row in counts]
         lead += " largest classes"
-    rows = [f"{i:>6}  {samples[i]:>7}  {held[i]:>7} |{text}" for i, text in enumerate(cells[:max_rows])]
+    rows = [f"{clients[i]:>{first}}  {samples[i]:>7}  {held[i]:>7} |{text}" for i, text in enumerate(cells[:max_rows])]
     more = [f"   ...  and {len(counts) - max_rows} clients more"] if len(counts) > max_rows else []
     return "\n".join([summary, lead, *rows, *more])
 
 
-def _largest_classes(counts: Indices, width: int) -> str:
+def _largest_classes(counts: Indices, classes: Sequence[str], width: int) -> str:
     """Return as many ``class:samples`` as fit into ``width`` characters, largest first."""
     text = ""
     for label in np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]:
-        longer = f"{text} {label}:{counts[label]}"
+        longer = f"{text} {classes[label]}:{counts[label]}"
         if len(longer) > width - len(" ..."):
             return f"{text} ..."
         text = longer

@@ -16,6 +16,7 @@ from client_app.own_model import load_model
 from client_app.store import ClientStore
 from client_app.training import extract
 from isoproto import wire
+from isoproto.engines.host import Host
 from isoproto.errors import ConfigError, DataError, FederationError
 from isoproto.own_code import own_callable
 from isoproto.parts import Measured, View
@@ -97,6 +98,18 @@ def test_no_path_of_a_device_leaves_it(federation, tmp_path):
     (reply,) = grid.send_and_receive([grid.create_message(query, "query", next(iter(grid.get_node_ids())), "1")])
     assert "gone.npz" in reply.error.reason
     assert str(tmp_path) not in reply.error.reason
+
+
+def test_a_device_logs_what_it_sends(federation, tmp_path, capsys):
+    """Each array with its shape, and each number by its name: the owner need not believe a table in a page."""
+    federation.host = Host(simulated=False)
+    settings = {"strategy": "fedproto", "models": "mlp", "min-nodes": 2, "rounds": 1, "data": "digits4"}
+    own = {"data": "digits4", "model": "mlp", "state-dir": str(tmp_path)}
+    grid = federation.grid(clients=2, node_configs=dict.fromkeys(range(2), own))
+    federation.run(grid, settings)
+    sent = [line for line in capsys.readouterr().out.splitlines() if "sent" in line and "class-ids" in line]
+    assert len(sent) == 2
+    assert all(re.search(r"proto \[\d+, 8\].*numbers: .*samples", line) for line in sent)
 
 
 @pytest.mark.parametrize("key", ["models", "data"])
