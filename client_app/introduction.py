@@ -4,7 +4,7 @@ import torch
 
 from client_app.client import Client
 from client_app.in_frame import frame_name
-from client_app.own_model import part_modules, shared_weights, skeleton
+from client_app.own_model import check_fits, part_modules, shared_weights, skeleton
 from isoproto import wire
 from isoproto.data import class_counts
 from isoproto.fingerprint import fingerprint, package_folder
@@ -15,6 +15,8 @@ def introduce(client: Client) -> wire.ClientInfo:
     """Return what the server has to know of a client before round 1."""
     classes = client.num_classes
     frame, frame_dim = frame_name(client)
+    if client.has_model:
+        check_fits(client.architecture, client.spec, client.device)
     model = skeleton(client.architecture, client.spec, client.device) if client.has_model else None
     shared = shared_weights(client.parts, model, part_modules(client)) if model else {}
     return wire.ClientInfo(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from client_app.client import Client
 from client_app.store import ClientStore, Saved
+from client_app.training import extract
 from isoproto import paths, wire
 from isoproto.errors import ConfigError, StateError
 from isoproto.own_code import is_own
@@ -55,6 +56,25 @@ def skeleton(architecture: str, spec: ModelSpec | TextSpec, device: torch.device
     The model is kept and handed out again, because building a model takes longer than filling one.
     """
     return build_model(architecture, spec, device, seed=0)
+
+
+@functools.lru_cache(maxsize=32)
+def check_fits(architecture: str, spec: ModelSpec | TextSpec, device: torch.device) -> None:
+    """Try a model on two empty samples, so that one that is too deep for small pictures is refused before round 1.
+
+    Raises:
+        ConfigError: If it fails.
+    """
+    if isinstance(spec, TextSpec):
+        given, x = f"texts of {spec.length} tokens", torch.zeros(2, spec.length, dtype=torch.int32)
+    else:
+        shape = spec.channels, spec.height, spec.width
+        given, x = f"pictures of {spec.height}x{spec.width}", torch.zeros(2, *shape, dtype=torch.uint8)
+    try:
+        extract(skeleton(architecture, spec, device), x)
+    except RuntimeError as err:
+        reason = str(err).splitlines()[0]
+        raise ConfigError(f"model {architecture!r} does not fit {given}: {reason}. Choose another one") from err
 
 
 def part_modules(client: Client) -> dict[str, nn.Module]:

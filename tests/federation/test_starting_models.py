@@ -40,6 +40,15 @@ def test_a_client_whose_second_model_diverged_keeps_both_models_of_the_round_bef
     assert not list((federation.folder / "state").rglob("*.safetensors"))
 
 
+def test_a_model_too_deep_for_the_pictures_is_refused_before_round_1(federation):
+    """Its clients would fail in every round, and the run would go on with the others."""
+    run = federation.run(settings={"models": "googlenet,mlp", "rounds": 1})
+    reasons = run.failures()
+    assert {where for where, _ in reasons} == {0}
+    assert all("model 'googlenet' does not fit pictures of 8x8: " in reason for reason in reasons.values())
+    assert {line["model"] for line in run.of("client")} == {"mlp"}
+
+
 @pytest.mark.parametrize(("first", "second"), [("local", "fml"), ("fml", "local"), ("fml", "fml")])
 def test_a_run_with_another_second_model_can_start_from_the_models_of_another(federation, first, second):
     settings = {"models": "mlp,tiny_cnn", "rounds": 1}
