@@ -1,5 +1,6 @@
 """The report of a run: one HTML page without any other files."""
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isoproto.client_names import client_order
+from isoproto.config import RunConfig
 from isoproto.paths import write_atomically
 from isoproto.report import charts, template
 from isoproto.report.accuracy import cards_section, groups_section, protocol_section
@@ -245,11 +247,31 @@ def _settings(run: Run) -> str:
     return f'<div class="grid top">{panels(tables)}</div>'
 
 
+# Settings that name folders of the machine that the run was on.
+_FOLDERS = ("output-dir", "state-dir", "data-dir", "resume")
+
+
+def _typed(value: object) -> str:
+    """Return a value as the command line takes it."""
+    if isinstance(value, str):
+        return f"'{value}'" if "'" not in value else json.dumps(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
 def _repeat(run: Run) -> str:
-    command = ["flwr", "run", ".", "--stream", "--run-config", str(run.folder.absolute() / "config.toml")]
+    """Return the commands that repeat the run, also on another machine: they hold no folder of this one."""
+    defaults = RunConfig().to_mapping()
+    settings = {
+        key: value
+        for key, value in run.config.items()
+        if key in defaults and value != defaults[key] and key not in (*_FOLDERS, "clients")
+    }
+    typed = " ".join(f"{key}={_typed(value)}" for key, value in settings.items())
     names = [share.client for share in run.clients]
-    if names and all(name.isdecimal() for name in names):  # partition ids: a simulation
-        command += ["--federation-config", f"num-supernodes={len(names)} client-resources-num-cpus=1"]
+    if all(name.isdecimal() for name in names):  # partition ids: a simulation
+        command = ["isoproto", "run", "-c", typed, "--clients", str(len(names) or run.config.get("clients") or 20)]
+    else:
+        command = ["flwr", "run", ".", "isoproto", "--stream", "-c", typed]
     lines = [shlex.join(command)]
     if run.summary.get("git_commit"):
         lines.insert(0, shlex.join(["git", "checkout", str(run.summary["git_commit"]).removesuffix("-dirty")]))
