@@ -10,7 +10,6 @@ from flwr.app import RecordDict
 from isoproto import wire
 from isoproto.engines.host import Host
 from isoproto.errors import IsoprotoError
-from isoproto.report.formats import size
 from isoproto.runs.run_folder import show_log
 
 _log = logging.getLogger("isoproto")
@@ -45,9 +44,9 @@ def log_what_leaves(broadcast: wire.Broadcast, content: RecordDict) -> None:
     ]
     numbers = [name for record in content.metric_records.values() for name in record]
     _log.info(
-        "round %d: sent %s: %s; numbers: %s",
+        "round %d: sent %s bytes: %s; numbers: %s",
         broadcast.server_round,
-        size(wire.serialised_bytes(content)),
+        f"{wire.serialised_bytes(content):,}",
         ", ".join(arrays) or "no arrays",
         ", ".join(numbers) or "none",
     )
